@@ -1,0 +1,68 @@
+# Every target does its own set-up in .venv. TRITON= (empty) takes the newest triton.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+TORCH ?= 2.13.0
+TRITON ?=
+WORKERS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PYTHON_STAMP := $(VENV)/.python
+TORCH_STAMP := $(VENV)/.torch-$(TORCH)
+TRITON_STAMP := $(VENV)/.triton-$(or $(TRITON),newest)
+REQUIREMENTS := $(VENV)/requirements.txt
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install demo test lint types bench clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(PYTHON_STAMP):
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# torch goes first and by exact version: an open range takes a CUDA build of several gigabytes.
+$(TORCH_STAMP): $(PYTHON_STAMP)
+	$(PIP) install torch==$(TORCH)
+	@rm -f $(VENV)/.torch-* $(VENV)/.triton-*
+	@touch $@
+
+$(TRITON_STAMP): $(TORCH_STAMP)
+	$(PIP) install $(if $(TRITON),triton==$(TRITON),--upgrade triton)
+	@rm -f $(VENV)/.triton-*
+	@touch $@
+
+# Everything but torch and triton, so that their versions stay as chosen above.
+$(REQUIREMENTS): pyproject.toml $(TRITON_STAMP)
+	@$(BIN)/python -c 'import tomllib; \
+	project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	wanted = sum(project["optional-dependencies"].values(), project["dependencies"]); \
+	print(*sorted({w for w in wanted if not w.startswith(("torch", "triton"))}), sep="\n")' > $@
+	$(PIP) install --requirement $@
+
+# Repeated on every call: a strict editable install does not see new files.
+install: $(REQUIREMENTS)
+	$(PIP) install --editable . --no-deps --no-build-isolation --config-settings editable_mode=strict
+
+demo: install  ## replay an hour of generated chat traffic, every byte checked
+	$(BIN)/python -m kvdefrag.perf replay
+
+test: install  ## all tests: the Triton interpreter, then ahead-of-time compiles
+	TRITON_INTERPRET=1 $(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal --benchmark-disable
+	TRITON_INTERPRET=0 $(BIN)/pytest tests/compiled
+
+lint: install  ## ruff, rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install  ## mypy, strict
+	$(BIN)/mypy -p kvdefrag
+
+bench: install  ## host time of the allocator beside a page-by-page baseline
+	$(BIN)/pytest perf/bench_host.py
+
+clean:  ## remove what the other targets made
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,24 @@
+"""Host logic: which pages are free, which are moved, and when.
+
+Imports run one way: kernels <- allocator <- perf.
+"""
+
+from .arena import Arena
+from .compactor import FlushResult
+from .faults import AllocatorError, CorruptState, OutOfPages, UsageError
+from .geometry import PoolSpec
+from .pool import MultiEndedAllocator
+from .stats import ArenaStats, PoolStats
+
+__all__ = [
+    "AllocatorError",
+    "Arena",
+    "ArenaStats",
+    "CorruptState",
+    "FlushResult",
+    "MultiEndedAllocator",
+    "OutOfPages",
+    "PoolSpec",
+    "PoolStats",
+    "UsageError",
+]

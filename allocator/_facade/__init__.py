@@ -1,0 +1,30 @@
+"""kvdefrag packs the live pages of a shared KV cache together, on the GPU, while the server runs."""
+
+from kvdefrag.allocator import (
+    AllocatorError,
+    Arena,
+    ArenaStats,
+    CorruptState,
+    FlushResult,
+    MultiEndedAllocator,
+    OutOfPages,
+    PoolSpec,
+    PoolStats,
+    UsageError,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AllocatorError",
+    "Arena",
+    "ArenaStats",
+    "CorruptState",
+    "FlushResult",
+    "MultiEndedAllocator",
+    "OutOfPages",
+    "PoolSpec",
+    "PoolStats",
+    "UsageError",
+    "__version__",
+]

@@ -1,0 +1,80 @@
+"""What callers pass in, checked before anything changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvdefrag.kernels.launch import Words
+
+from .faults import UsageError
+from .geometry import require_count
+
+ID_DTYPES = (torch.int64, torch.int32)
+
+
+def device_ids(
+    name: str, ids: Any, device: torch.device, id_limit: int | None = None
+) -> tuple[torch.Tensor, bool]:
+    """``ids`` as an int32 or int64 tensor [ids] on ``device``, and whether it was uploaded.
+
+    A tensor must be there already, of any stride. A host sequence or array of integers is uploaded,
+    after a check that its ids are distinct and in 1..``id_limit``, if that is given. Raises
+    UsageError naming ``name`` for anything else.
+    """
+    if isinstance(ids, torch.Tensor):
+        if ids.dtype not in ID_DTYPES:
+            raise UsageError(f"{name}: expected int64 or int32, got {ids.dtype}")
+        if ids.device != device:
+            raise UsageError(f"{name}: expected device {device}, got {ids.device}")
+        if ids.dim() != 1:
+            raise UsageError(f"{name}: expected shape [ids], got {list(ids.shape)}")
+        return ids, False
+    host = _host_ids(name, ids)
+    if id_limit is not None:
+        check_host_ids(name, host, id_limit)
+    return torch.from_numpy(host).to(device), True
+
+
+def _host_ids(name: str, ids: Any) -> Words:
+    if isinstance(ids, np.ndarray):
+        if ids.dtype.kind not in "iu" or ids.ndim != 1:
+            raise UsageError(
+                f"{name}: expected integers of shape [ids], got {ids.dtype} {list(ids.shape)}"
+            )
+    elif isinstance(ids, Sequence) and not isinstance(ids, str | bytes):
+        for index, value in enumerate(ids):
+            if type(value) is not int and not isinstance(value, np.integer):
+                raise UsageError(f"{name}[{index}]: expected an integer, got {value!r}")
+    else:
+        raise UsageError(f"{name}: expected a tensor or a list of integers, got {ids!r}")
+    try:
+        return np.array(ids, dtype=np.int64)
+    except OverflowError:
+        raise UsageError(f"{name}: expected ids below 2**63, got {max(ids, key=abs)}") from None
+
+
+def check_host_ids(name: str, host: Words, id_limit: int) -> None:
+    """Raise UsageError unless the ids of ``host``, int64 [ids], are distinct and in 1..id_limit."""
+    outside = (host < 1) | (host > id_limit)
+    if outside.any():
+        index = int(outside.argmax())
+        raise UsageError(f"{name}[{index}]: expected 1 to {id_limit}, got {host[index]}")
+    order = np.argsort(host, kind="stable")
+    repeated = host[order[1:]] == host[order[:-1]]
+    if repeated.any():
+        index = int(order[1:][repeated].min())
+        raise UsageError(f"{name}[{index}]: {host[index]} is there twice")
+
+
+def pool_counts(name: str, counts: Any, pool_names: Sequence[str]) -> dict[str, int]:
+    """``counts``, pages by pool name, as a checked dict."""
+    if not isinstance(counts, Mapping):
+        raise UsageError(f"{name}: expected a dict of pages by pool name, got {counts!r}")
+    for pool in counts:
+        if pool not in pool_names:
+            raise UsageError(f"{name}: no pool {pool!r}, the pools are {list(pool_names)}")
+    return {pool: require_count(f"{name}[{pool!r}]", count) for pool, count in counts.items()}

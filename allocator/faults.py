@@ -1,0 +1,116 @@
+"""The errors, by whose fault they are, and the device fault record behind two of them.
+
+    AllocatorError
+    +-- UsageError(ValueError)   the caller's: a wrong argument, a double free, an unknown id
+    +-- OutOfPages               nobody's: the pools are full; has ``asked`` and ``available``
+    +-- CorruptState             the tables disagree; has ``violations``
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from kvdefrag.kernels.backend import Backend
+from kvdefrag.kernels.launch import Words
+from kvdefrag.kernels.record import CORRUPT, FAULT_TEXT, RECORD_WORDS, SLOT_WORDS, USAGE
+
+POOL_BITS = 8
+"""Low bits of a call tag that hold the pool's index; the rest is the call number."""
+
+
+class AllocatorError(Exception):
+    """Anything that the allocator refuses."""
+
+
+class UsageError(AllocatorError, ValueError):
+    """The caller passed something wrong; the message names the argument and the value."""
+
+
+class OutOfPages(AllocatorError):
+    """The live pages leave no room. ``asked`` and ``available``: pages of the pool named."""
+
+    def __init__(self, pool: str, asked: int, available: int) -> None:
+        super().__init__(f"pool {pool!r}: asked for {asked} pages, {available} available")
+        self.pool = pool
+        self.asked = asked
+        self.available = available
+
+
+class CorruptState(AllocatorError):
+    """Tables, lists or counts disagree. ``violations`` lists every finding."""
+
+    def __init__(self, violations: list[str]) -> None:
+        super().__init__("; ".join(violations))
+        self.violations = violations
+
+
+class Fault(NamedTuple):
+    """One slot of the device record, read back. Ids that do not apply are -1."""
+
+    code: int
+    call_number: int
+    pool: str
+    index: int
+    source_page: int
+    target_page: int
+    virtual_id: int
+
+    def __str__(self) -> str:
+        ids = (("source page", self.source_page), ("target page", self.target_page))
+        named = "".join(f", {name} {page}" for name, page in ids if page != -1)
+        return (
+            f"pool {self.pool!r}: {FAULT_TEXT[self.code]}: virtual id {self.virtual_id}{named} "
+            f"(call {self.call_number}, index {self.index})"
+        )
+
+
+class FaultRecord:
+    """The device record of one arena, and what the host has seen of it.
+
+    ``words``: int64 [16] on the device (layout: ``kernels.record``). ``stopped`` holds the
+    violations once a corrupt state was seen; from then on the guarded calls raise.
+    """
+
+    __slots__ = ("_pool_names", "call_number", "stopped", "words")
+
+    def __init__(self, backend: Backend, device: torch.device, pool_names: list[str]) -> None:
+        self.words = backend.operand(torch.zeros(RECORD_WORDS, dtype=torch.int64, device=device))
+        self.call_number = 0
+        self.stopped: list[str] | None = None
+        self._pool_names = pool_names
+
+    def next_call_tag(self, pool_index: int) -> int:
+        """The tag under which the next launch of this pool records its faults."""
+        self.call_number += 1
+        return (self.call_number << POOL_BITS) | pool_index
+
+    def raise_if_stopped(self) -> None:
+        """Raise CorruptState if one was seen before."""
+        if self.stopped is not None:
+            raise CorruptState(self.stopped)
+
+    def stop(self, violations: list[str]) -> CorruptState:
+        """Refuse every guarded call from now on; returns the error to raise."""
+        self.stopped = violations
+        return CorruptState(violations)
+
+    def corrupt_fault(self, words: Words) -> Fault | None:
+        """The corrupt state in ``words``, int64 [16] read back from the device, if any."""
+        return self._fault(words, CORRUPT.value)
+
+    def usage_fault(self, words: Words) -> Fault | None:
+        """The refused id in ``words``, int64 [16] read back from the device, if any."""
+        return self._fault(words, USAGE.value)
+
+    def clear(self) -> None:
+        """Forget everything, on the device and on the host."""
+        self.words[:] = 0
+        self.stopped = None
+
+    def _fault(self, words: Words, slot: int) -> Fault | None:
+        taken, code, call_tag, *ids = (int(word) for word in words[slot : slot + SLOT_WORDS - 1])
+        if not taken:
+            return None
+        pool = self._pool_names[call_tag & ((1 << POOL_BITS) - 1)]
+        return Fault(code, call_tag >> POOL_BITS, pool, *ids)

@@ -1,0 +1,90 @@
+"""Holes and free virtual ids: preallocated device lists whose lengths the host knows.
+
+Nothing is sorted and nothing is read back to choose what to hand out next: the host computes
+positions, the ``bind`` and ``unbind`` kernels read and write the entries.
+"""
+
+from __future__ import annotations
+
+import torch
+from kvdefrag.kernels.backend import Backend, Operand
+
+
+class HoleList:
+    """The holes of one band: ``buffer[head : end]``, physical page ids.
+
+    ``[head, sorted_end)`` is what the last snapshot knew, own end first, used from its head.
+    ``[sorted_end, end)`` came later and is used as a stack. The two parts together never hold more
+    than the pages of the band, and the first starts no later than the band's size, so a buffer of
+    twice the pages never overflows: no ring, no wrap-around, no second launch.
+    """
+
+    __slots__ = ("buffer", "end", "head", "sorted_end")
+
+    def __init__(self, backend: Backend, device: torch.device, num_pages: int) -> None:
+        self.buffer: Operand = backend.operand(
+            torch.empty(2 * num_pages, dtype=torch.int64, device=device)
+        )
+        self.reset(0)
+
+    @property
+    def count(self) -> int:
+        """Pages in the list, voids of refused ids included."""
+        return self.end - self.head
+
+    def split(self, page_count: int) -> tuple[int, int]:
+        """How many of ``page_count`` pages come from the sorted part and from the newer one."""
+        from_sorted = min(page_count, self.sorted_end - self.head)
+        return from_sorted, min(page_count - from_sorted, self.end - self.sorted_end)
+
+    def took(self, from_sorted: int, from_newer: int) -> None:
+        """Drop entries that a launch has read."""
+        self.head += from_sorted
+        self.end -= from_newer
+        if self.head == self.end:
+            self.reset(0)
+
+    def listed(self, page_count: int) -> None:
+        """Count entries that a launch has written behind ``end``."""
+        self.end += page_count
+
+    def reset(self, sorted_count: int) -> None:
+        """The buffer now starts with ``sorted_count`` holes, own end first, and holds no others."""
+        self.head = 0
+        self.sorted_end = self.end = sorted_count
+
+
+class IdList:
+    """The free virtual ids of one pool: a stack of used ones, then fresh ones in order.
+
+    ``buffer[: recycled]`` holds ids that came back; ``next_fresh`` to ``capacity`` were never used.
+    """
+
+    __slots__ = ("buffer", "capacity", "next_fresh", "recycled")
+
+    def __init__(self, backend: Backend, device: torch.device, capacity: int) -> None:
+        self.buffer: Operand = backend.operand(
+            torch.empty(capacity, dtype=torch.int64, device=device)
+        )
+        self.capacity = capacity
+        self.reset(0, 1)
+
+    @property
+    def count(self) -> int:
+        """Ids that can be handed out."""
+        return self.recycled + self.capacity + 1 - self.next_fresh
+
+    def took(self, page_count: int) -> None:
+        """Drop ids that a launch has read, used ones first."""
+        recycled = min(page_count, self.recycled)
+        self.recycled -= recycled
+        self.next_fresh += page_count - recycled
+
+    def listed(self, page_count: int) -> None:
+        """Count ids that a launch has written behind ``recycled``."""
+        self.recycled += page_count
+
+    def reset(self, recycled: int, next_fresh: int) -> None:
+        """The buffer now starts with ``recycled`` used ids."""
+        self.recycled = recycled
+        self.next_fresh = next_fresh

@@ -1,0 +1,167 @@
+"""Every rule of an arena as a named check that returns its violations.
+
+The checks read tables and lists back from the device and recount from them; none trusts a counter
+that it checks. A violation is a sentence with the pool and the numbers that disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from kvdefrag.kernels.backend import Operand
+from kvdefrag.kernels.launch import Words
+
+from .band import Band
+
+
+def table_violations(band: Band) -> list[str]:
+    """``p2v[v2p[v]] == v`` for every bound id and back; row 0 is the sink and nothing else."""
+    v2p, p2v = _tables(band)
+    pool = f"pool {band.spec.name!r}"
+    found = []
+    if v2p[0] != 0 or p2v[0] != 0:
+        found.append(f"{pool}: the sink rows are v2p[0]={v2p[0]} and p2v[0]={p2v[0]}, not 0")
+    for name, forth, inverse, back in (("v2p", v2p, "p2v", p2v), ("p2v", p2v, "v2p", v2p)):
+        rows = 1 + np.flatnonzero(forth[1:] != -1)
+        value = forth[rows]
+        in_range = (value >= 1) & (value < back.size)
+        wrong = ~in_range | (back[np.where(in_range, value, 0)] != rows)
+        for row in rows[wrong][:3].tolist():
+            there = back[forth[row]] if 1 <= forth[row] < back.size else "out of range"
+            found.append(f"{pool}: {name}[{row}] is {forth[row]}, {inverse} there is {there}")
+    depths = band.geometry.depth(np.flatnonzero(p2v > 0))
+    for depth in depths[(depths < 0) | (depths >= band.span)][:3].tolist():
+        page = band.geometry.page(depth)
+        found.append(f"{pool}: page {page} is bound outside the band of {band.span} pages")
+    return found
+
+
+def partition_violations(band: Band) -> list[str]:
+    """Each page of the band is exactly one of live and hole; ``span == live + holes``."""
+    _, p2v = _tables(band)
+    pool = f"pool {band.spec.name!r}"
+    found = []
+    bound = int((p2v > 0).sum())
+    if bound != band.live:
+        found.append(f"{pool}: the live counter says {band.live}, the tables say {bound}")
+    if band.span != band.live + band.holes.count:
+        found.append(
+            f"{pool}: a span of {band.span} pages is not {band.live} live and "
+            f"{band.holes.count} holes"
+        )
+    pages = np.sort(band.geometry.page(np.arange(band.span)))
+    listed = np.sort(_hole_list(band))
+    unlisted = np.setdiff1d(pages[p2v[pages] == -1], listed)
+    if unlisted.size:
+        found.append(f"{pool}: page {unlisted[0]} is free but in no list")
+    live_listed = listed[(listed > 0) & (listed < p2v.size)]
+    live_listed = live_listed[p2v[live_listed] != -1]
+    if live_listed.size:
+        page = live_listed[0]
+        found.append(f"{pool}: page {page} is in the hole list but bound to id {p2v[page]}")
+    return found
+
+
+def list_violations(band: Band) -> list[str]:
+    """No free list holds the sink, a duplicate, a negative id or one that is out of place."""
+    v2p, _ = _tables(band)
+    pool = f"pool {band.spec.name!r}"
+    found = []
+    holes = _hole_list(band)
+    free_ids = _host(band.ids.buffer)[: band.ids.recycled]
+    for name, entries in (("hole list", holes), ("free id list", free_ids)):
+        values, counts = np.unique(entries, return_counts=True)
+        if (counts > 1).any():
+            found.append(f"{pool}: {values[counts > 1][0]} is twice in the {name}")
+        if values.size and values[0] < 1:
+            found.append(f"{pool}: {values[0]} is in the {name}")
+    depths = band.geometry.depth(holes)
+    outside = holes[(depths < 0) | (depths >= band.span)]
+    if outside.size:
+        found.append(f"{pool}: page {outside[0]} is in the hole list but outside the band")
+    unknown = free_ids[free_ids >= band.ids.next_fresh]
+    if unknown.size:
+        found.append(f"{pool}: id {unknown[0]} is in the free id list but was never handed out")
+    used = np.arange(1, band.ids.next_fresh)
+    is_free = np.zeros(band.ids.next_fresh, np.bool_)
+    is_free[free_ids[(free_ids >= 1) & (free_ids < band.ids.next_fresh)]] = True
+    is_bound = v2p[used] != -1
+    both, neither = used[is_bound & is_free[1:]], used[~is_bound & ~is_free[1:]]
+    if both.size:
+        found.append(f"{pool}: id {both[0]} is live but in the free id list")
+    if neither.size:
+        found.append(f"{pool}: id {neither[0]} is neither live nor in the free id list")
+    beyond = np.flatnonzero(v2p[band.ids.next_fresh :] != -1)
+    if beyond.size:
+        found.append(f"{pool}: id {band.ids.next_fresh + beyond[0]} is live but never handed out")
+    return found
+
+
+def byte_map(bands: Sequence[Band], total_bytes: int) -> list[tuple[str, int, int]]:
+    """The buffer as (what, first byte, end byte): sink, bands, gaps and tail, in order."""
+    sink_bytes = max(band.spec.page_bytes for band in bands)
+    parts = [("sink", 0, sink_bytes)]
+    for band in bands:
+        if band.span:
+            ends = sorted((band.geometry.page(0), band.geometry.page(band.span - 1)))
+            page_bytes = band.spec.page_bytes
+            name = f"band of {band.spec.name!r}"
+            parts.append((name, ends[0] * page_bytes, (ends[1] + 1) * page_bytes))
+    top = max(band.geometry.num_pages * band.spec.page_bytes for band in bands)
+    parts.append(("tail", max(top, parts[-1][2]), total_bytes))
+    parts.sort(key=lambda part: part[1:])
+    tiled = []
+    end = 0
+    for part in parts:
+        if part[1] > end:
+            tiled.append(("gap", end, part[1]))
+        tiled.append(part)
+        end = part[2]
+    return tiled
+
+
+def byte_violations(bands: Sequence[Band], total_bytes: int) -> list[str]:
+    """Bands overlap neither each other nor the sink: sink + bands + gaps + tail = total."""
+    parts = byte_map(bands, total_bytes)
+    found = [
+        f"bytes {low[1]} to {low[2]} ({low[0]}) overlap {high[1]} to {high[2]} ({high[0]})"
+        for low, high in zip(parts, parts[1:], strict=False)
+        if high[1] < low[2]
+    ]
+    held = sum(end - start for _, start, end in parts)
+    if held != total_bytes:
+        found.append(f"sink, bands, gaps and tail are {held} bytes, the buffer has {total_bytes}")
+    return found
+
+
+BAND_CHECKS: dict[str, Callable[[Band], list[str]]] = {
+    "tables are inverse": table_violations,
+    "pages are live or holes": partition_violations,
+    "lists are clean": list_violations,
+}
+
+
+def all_violations(bands: Sequence[Band], total_bytes: int) -> list[str]:
+    """What every check finds, each sentence led by the name of its rule."""
+    found = [
+        f"{name}: {text}"
+        for band in bands
+        for name, check in BAND_CHECKS.items()
+        for text in check(band)
+    ]
+    return found + [f"bytes are disjoint: {text}" for text in byte_violations(bands, total_bytes)]
+
+
+def _tables(band: Band) -> tuple[Words, Words]:
+    return _host(band.table.v2p), _host(band.table.p2v)
+
+
+def _hole_list(band: Band) -> Words:
+    return _host(band.holes.buffer)[band.holes.head : band.holes.end]
+
+
+def _host(operand: Operand) -> Words:
+    words: Words = operand.cpu().numpy() if isinstance(operand, torch.Tensor) else operand
+    return words

@@ -1,0 +1,91 @@
+"""Which pages move where: pure, vectorised, in depth coordinates.
+
+Two rules. No torch, no side effect: arrays in, a ``MovePlan`` out. No direction: a depth counts
+pages from the band's own end, so a hole of small depth is a good place and a live page of large
+depth is in the way.
+
+The plan is the page-by-page walk's, in the same order: the topmost live page goes into the lowest
+hole, then the next, until the two would cross. A limit cuts the walk short.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Depths = npt.NDArray[np.int64]
+
+_NONE: Depths = np.empty(0, np.int64)
+
+
+class MovePlan(NamedTuple):
+    """What a flush does to one band. All arrays are int64 depths, in pages.
+
+    ``sources[i]``, topmost first, moves to ``targets[i]``, lowest first. ``remaining``: the holes
+    still inside the band afterwards, lowest first. ``span_after``: the band's span then.
+    ``absorbed``: holes that became free space without a move.
+    """
+
+    sources: Depths
+    targets: Depths
+    remaining: Depths
+    span_after: int
+    absorbed: int
+
+
+def plan_moves(holes: Depths, span: int, move_limit: int | None = None) -> MovePlan:
+    """Pack a band of ``span`` pages with sorted, distinct ``holes`` (int64 depths [holes]).
+
+    At most ``move_limit`` moves (None: as many as full packing takes). Trailing holes are always
+    absorbed. Time is linear in the holes, whatever the span.
+    """
+    hole_count = holes.size
+    if hole_count == 1:
+        return _plan_one(holes, span, move_limit)
+    live = span - hole_count
+    moves = int(holes.searchsorted(live))
+    if move_limit is not None and move_limit < moves:
+        moves = move_limit
+    # After the move the band holds the live pages and holes[moves:absorbed_from]. A hole is
+    # absorbed when no more than ``moves`` live pages lie above it, that is from the first index j
+    # with span - holes[j] - (hole_count - j) <= moves on.
+    absorbed_from = bisect_left(
+        range(hole_count), live - moves, lo=moves, key=lambda j: int(holes[j]) - j
+    )
+    span_after = live + absorbed_from - moves
+    return MovePlan(
+        _live_above(holes[absorbed_from:], span_after, span),
+        holes[:moves],
+        holes[moves:absorbed_from],
+        span_after,
+        hole_count - absorbed_from,
+    )
+
+
+def moves_to_reach(holes: Depths, span: int, span_limit: int) -> int:
+    """Moves that bring a band down to ``span_limit`` pages: one a live page above that depth."""
+    if span <= span_limit:
+        return 0
+    return span - span_limit - (holes.size - int(holes.searchsorted(span_limit)))
+
+
+def _plan_one(holes: Depths, span: int, move_limit: int | None) -> MovePlan:
+    if holes[0] == span - 1:
+        return MovePlan(_NONE, _NONE, _NONE, span - 1, 1)
+    if move_limit == 0:
+        return MovePlan(_NONE, _NONE, holes, span, 0)
+    return MovePlan(np.array([span - 1]), holes, _NONE, span - 1, 0)
+
+
+def _live_above(holes: Depths, low: int, span: int) -> Depths:
+    """The depths in ``[low, span)`` that are not in ``holes``, topmost first."""
+    top = span - 1
+    if holes.size == 0:
+        return np.arange(top, low - 1, -1)
+    is_live = np.ones(span - low, np.bool_)
+    is_live[top - holes] = False
+    depths = is_live.nonzero()[0]
+    return np.subtract(top, depths, out=depths)

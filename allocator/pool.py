@@ -1,0 +1,249 @@
+"""MultiEndedAllocator, the public face of one pool."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from kvdefrag.kernels.backend import Backend
+
+from .arguments import ID_DTYPES, device_ids
+from .band import Band
+from .capacity import Capacity
+from .compactor import Budget, Compactor, FlushResult, MoveLimit, Need, without_limit
+from .debug import check_bound_ids
+from .faults import FaultRecord, OutOfPages, UsageError
+from .geometry import require_count
+from .stats import Counters
+
+
+class Shared:
+    """What the pools of one arena have in common."""
+
+    __slots__ = ("backend", "capacity", "compactor", "counters", "debug", "device", "record")
+
+    def __init__(
+        self,
+        backend: Backend,
+        device: torch.device,
+        record: FaultRecord,
+        capacity: Capacity,
+        compactor: Compactor,
+        counters: Counters,
+        debug: bool,
+    ) -> None:
+        self.backend = backend
+        self.device = device
+        self.record = record
+        self.capacity = capacity
+        self.compactor = compactor
+        self.counters = counters
+        self.debug = debug
+
+
+class MultiEndedAllocator:
+    """Pages of one pool: virtual ids for the engine, packed physical pages underneath.
+
+    Made by ``Arena``; all calls come from one thread and one stream, or from streams that the
+    caller orders. ``pages`` is the pool's view of the arena's buffer, uint8 [num_pages,
+    page_bytes], or None if there is none.
+    """
+
+    __slots__ = ("_band", "_shared", "pages")
+
+    def __init__(self, shared: Shared, band: Band, buffer: torch.Tensor | None) -> None:
+        self._shared = shared
+        self._band = band
+        self.pages: torch.Tensor | None = None
+        if buffer is not None:
+            page_bytes, num_pages = band.spec.page_bytes, band.geometry.num_pages
+            self.pages = buffer[: num_pages * page_bytes].view(num_pages, page_bytes)
+
+    @property
+    def name(self) -> str:
+        """The pool's name."""
+        return self._band.spec.name
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page envelope."""
+        return self._band.spec.page_bytes
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of a page."""
+        return self._band.spec.page_size
+
+    @property
+    def num_pages(self) -> int:
+        """Physical pages on this pool's grid over the buffer, sink included."""
+        return self._band.geometry.num_pages
+
+    @property
+    def live_pages(self) -> int:
+        """Pages bound now."""
+        return self._band.live
+
+    @property
+    def virtual_to_physical(self) -> torch.Tensor:
+        """int64 [virtual pages + 1] on the device, -1 for an unbound id, row 0 the sink.
+
+        Read only. Rows change at any flush: order a kernel that reads them before the next one.
+        """
+        return self._band.table.virtual_to_physical
+
+    @property
+    def physical_to_virtual(self) -> torch.Tensor:
+        """int64 [num_pages] on the device, -1 for a free page, row 0 the sink. Read only."""
+        return self._band.table.physical_to_virtual
+
+    def alloc(self, page_count: int) -> torch.Tensor:
+        """Hand out ``page_count`` pages: int64 virtual ids [page_count] on the device.
+
+        One launch, no copy, no wait, unless a neighbour has to be packed first; then exactly what
+        is needed moves. The tensor is the caller's own. Raises OutOfPages, with nothing changed,
+        if the live pages leave no room, UsageError for a negative or fractional count.
+        """
+        band, shared = self._band, self._shared
+        count = require_count("page_count", page_count)
+        shared.record.raise_if_stopped()
+        shared.counters.alloc_calls += 1
+        beyond = count - band.holes.count
+        if count > band.ids.count or (
+            beyond > 0 and band.span + beyond > shared.capacity.span_limit(band)
+        ):
+            make_room(shared, {band.spec.name: count})
+        return bind_pages(shared, band, count)
+
+    def try_alloc(self, page_count: int) -> torch.Tensor | None:
+        """``alloc``, or None where that raises OutOfPages."""
+        try:
+            return self.alloc(page_count)
+        except OutOfPages:
+            return None
+
+    def free(self, virtual_ids: Any) -> None:
+        """Give back the pages of ``virtual_ids``: int32 or int64 [ids] on the device, any stride.
+
+        One launch, no copy, no wait. A host list is accepted and costs its upload. Raises
+        UsageError, with nothing changed, for a wrong dtype, device or shape and for more ids than
+        there are live pages; in a host list also for an id out of range or twice. An id that only
+        the device can know to be wrong (freed before, never allocated, twice) is refused there and
+        raised at the next flush or ``arena.check()``; with ``debug=True`` it is raised here.
+        """
+        band, shared = self._band, self._shared
+        shared.record.raise_if_stopped()
+        ids = self._ids(virtual_ids, check=True)
+        count = ids.numel()
+        if count > band.live:
+            raise UsageError(
+                f"virtual_ids: {count} ids, but pool {self.name!r} has {band.live} live pages"
+            )
+        shared.counters.free_calls += 1
+        if count == 0:
+            return
+        if shared.debug:
+            check_bound_ids(band, ids)
+        band.unbind(shared.backend.operand(ids), count)
+
+    def flush(
+        self,
+        urgent: bool = False,
+        max_moves: int | None = None,
+        max_bytes: int | None = None,
+    ) -> FlushResult:
+        """Pack this pool: fully, or at most ``max_moves`` pages and ``max_bytes`` bytes.
+
+        ``urgent`` promises full packing, so a limit beside it is a UsageError. With no hole it
+        returns at once. Raises UsageError or CorruptState for a fault that came up since the last
+        look, before anything moves.
+        """
+        shared = self._shared
+        shared.record.raise_if_stopped()
+        limit = flush_limit(urgent, max_moves, max_bytes)
+        return shared.compactor.flush([self._band], limit)[self.name]
+
+    def available(self) -> int:
+        """Pages that ``alloc`` would grant now, packing the neighbour if need be."""
+        self._shared.record.raise_if_stopped()
+        return self._shared.capacity.available(self._band)
+
+    def translate(self, virtual_ids: Any) -> torch.Tensor:
+        """Physical page ids of ``virtual_ids`` (int32 or int64 [ids], any stride): int64 [ids].
+
+        An id that is unbound, negative or out of range gives 0, the sink. One launch. The result is
+        good until pages move: ``arena.layout_version`` tells.
+        """
+        ids = self._ids(virtual_ids)
+        backend, table = self._shared.backend, self._band.table
+        return backend.translate(table.v2p, backend.operand(ids), self.num_pages)
+
+    def translate_tokens(self, token_ids: Any, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Physical token ids of ``token_ids`` (int32 or int64 [tokens], any stride).
+
+        A token of a page that is unbound, negative or out of range gives 0, in the sink. Written to
+        ``out`` (int32 or int64 [tokens], any stride) if given, else to a new int64 tensor.
+        Raises UsageError for an ``out`` of another length, dtype or device, and for an int32 one
+        where ``num_pages * page_size > 2**31 - 1``.
+        """
+        ids = self._ids(token_ids, "token_ids")
+        token_limit = self.num_pages * self.page_size
+        if out is None:
+            out = torch.empty(ids.numel(), dtype=torch.int64, device=self._shared.device)
+        elif not isinstance(out, torch.Tensor) or out.dtype not in ID_DTYPES:
+            raise UsageError(f"out: expected an int64 or int32 tensor, got {out!r}")
+        elif out.device != self._shared.device or out.shape != ids.shape:
+            raise UsageError(
+                f"out: expected {list(ids.shape)} on {self._shared.device}, "
+                f"got {list(out.shape)} on {out.device}"
+            )
+        elif out.dtype == torch.int32 and token_limit > 2**31 - 1:
+            raise UsageError(f"out: int32 cannot hold {token_limit} token ids, got {out.dtype}")
+        if ids.numel():
+            backend = self._shared.backend
+            backend.translate_tokens(
+                self._band.table.v2p, backend.operand(ids), backend.operand(out),
+                self.num_pages, self.page_size,
+            )  # fmt: skip
+        return out
+
+    def _ids(self, ids: Any, name: str = "virtual_ids", check: bool = False) -> torch.Tensor:
+        """``ids`` on the device; a host list is checked against the id range if ``check``."""
+        id_limit = self._band.ids.capacity if check else None
+        tensor, uploaded = device_ids(name, ids, self._shared.device, id_limit)
+        if uploaded:
+            self._shared.backend.host_to_device_copies += 1
+        return tensor
+
+
+def bind_pages(shared: Shared, band: Band, page_count: int) -> torch.Tensor:
+    """Hand out ``page_count`` pages that are known to fit; nothing is launched for none."""
+    if page_count == 0:
+        return torch.empty(0, dtype=torch.int64, device=shared.device)
+    virtual_ids = band.bind(page_count)
+    if shared.debug:
+        shared.compactor.check_record()
+    return virtual_ids
+
+
+def make_room(shared: Shared, asked: dict[str, int]) -> None:
+    """Pack whom it takes, no further than needed, so that ``asked`` can be bound."""
+    limits = shared.capacity.room_to_make(asked)
+    if limits:
+        short = [band for band in shared.compactor.bands if band.spec.name in limits]
+        shared.compactor.flush(short, Need(limits))
+
+
+def flush_limit(urgent: bool, max_moves: int | None, max_bytes: int | None) -> MoveLimit:
+    """The limit of a flush from its arguments; UsageError for a contradiction."""
+    if max_moves is None and max_bytes is None:
+        return without_limit
+    if urgent:
+        raise UsageError(
+            f"urgent: packs fully, so no limit goes with it, "
+            f"got max_moves={max_moves}, max_bytes={max_bytes}"
+        )
+    for name, value in (("max_moves", max_moves), ("max_bytes", max_bytes)):
+        if value is not None:
+            require_count(name, value)
+    return Budget(max_moves, max_bytes)

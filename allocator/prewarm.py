@@ -1,0 +1,53 @@
+"""Compile and launch everything an arena can use, before the first request needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from kvdefrag.kernels.backend import Backend
+from kvdefrag.kernels.bind import Take
+from kvdefrag.kernels.record import CORRUPT, RECORD_WORDS
+
+from .arguments import ID_DTYPES
+from .band import Band
+
+
+def prewarm(
+    backend: Backend, bands: Sequence[Band], buffer: torch.Tensor | None, device: torch.device
+) -> None:
+    """Launch every kernel on the real tables and buffer, with a record that is already stopped.
+
+    A stopped record turns ``bind``, ``unbind``, ``copy_pages`` and ``rebind`` into launches that
+    change nothing; the others write to scratch. So what is compiled and loaded is exactly what
+    serving will use, and no table, list or byte changes.
+    """
+    words = torch.zeros(RECORD_WORDS, dtype=torch.int64)
+    words[CORRUPT.value] = 1
+    record = backend.operand(words.to(device))
+    pages = torch.zeros(3, 1, dtype=torch.int64, device=device)
+    sources, targets, virtual_ids = (backend.operand(row) for row in pages)
+    for band in bands:
+        table, holes, ids = band.table, band.holes.buffer, band.ids.buffer
+        take = Take(1, 0, 0, 0, 0, band.geometry.origin, band.geometry.step, 0, 0, 1)
+        backend.bind(table.v2p, table.p2v, holes, ids, record, take, 0)
+        for dtype in ID_DTYPES:
+            asked = backend.operand(torch.zeros(1, dtype=dtype, device=device))
+            backend.unbind(table.v2p, table.p2v, asked, holes, 0, ids, 0, record, 0)
+            backend.translate(table.v2p, asked, band.geometry.num_pages)
+            for out_dtype in ID_DTYPES:
+                if out_dtype is torch.int32 and not _fits_int32(band):
+                    continue
+                out = backend.operand(torch.zeros(1, dtype=out_dtype, device=device))
+                backend.translate_tokens(
+                    table.v2p, asked, out, band.geometry.num_pages, band.spec.page_size
+                )
+        backend.gather_virtual(table.v2p, table.p2v, sources, targets, virtual_ids, record, 0)
+        if buffer is not None and band.spec.mover is None:
+            whole = backend.operand(buffer)
+            backend.copy_pages(whole, sources, targets, band.spec.page_bytes, record)
+        backend.rebind(table.v2p, table.p2v, sources, targets, virtual_ids, record)
+
+
+def _fits_int32(band: Band) -> bool:
+    return band.geometry.num_pages * band.spec.page_size <= 2**31 - 1

@@ -1,0 +1,43 @@
+"""Byte patterns for tests: every page carries its owner's mark, and every byte is compared."""
+
+from __future__ import annotations
+
+import torch
+
+from .pool import MultiEndedAllocator
+
+
+def page_pattern(virtual_ids: torch.Tensor, page_bytes: int, salt: int = 0) -> torch.Tensor:
+    """A distinct byte pattern for every id: uint8 [ids, page_bytes] on the ids' device.
+
+    Each byte depends on the id, its place in the page and ``salt``, so that a page that moved to
+    the wrong place, or only in part, differs.
+    """
+    place = torch.arange(page_bytes, device=virtual_ids.device)
+    mixed = (virtual_ids.to(torch.int64)[:, None] * 2654435761 + salt * 97) ^ (place * 40503 + 1)
+    return ((mixed ^ (mixed >> 15)) & 0xFF).to(torch.uint8)
+
+
+def stamp_pages(pool: MultiEndedAllocator, virtual_ids: torch.Tensor, salt: int = 0) -> None:
+    """Write the pattern of every id into its page."""
+    if pool.pages is None:
+        raise ValueError(f"pool: {pool.name!r} has no pages of its own")
+    pool.pages[pool.translate(virtual_ids)] = page_pattern(virtual_ids, pool.page_bytes, salt)
+
+
+def wrong_pages(pool: MultiEndedAllocator, virtual_ids: torch.Tensor, salt: int = 0) -> list[str]:
+    """Every id whose page does not hold its pattern, with the first wrong byte."""
+    if pool.pages is None:
+        raise ValueError(f"pool: {pool.name!r} has no pages of its own")
+    found = pool.pages[pool.translate(virtual_ids)].cpu()
+    wanted = page_pattern(virtual_ids, pool.page_bytes, salt).cpu()
+    wrong = []
+    for row, virtual_id in enumerate(virtual_ids.cpu().tolist()):
+        differs = (found[row] != wanted[row]).nonzero()
+        if len(differs):
+            byte = int(differs[0])
+            wrong.append(
+                f"id {virtual_id}: byte {byte} is {int(found[row, byte])}, "
+                f"not {int(wanted[row, byte])}"
+            )
+    return wrong

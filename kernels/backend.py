@@ -1,0 +1,240 @@
+"""Where the operations run: Triton on device tensors, or their host twins on CPU tensors.
+
+A backend is chosen once, by the arena. Both count what they do: ``launches`` (a Triton launch, a
+torch operator, or a call of a host twin), ``device_to_host_copies`` and ``host_to_device_copies``
+(a transfer, or on the host a staging step), so that their counters agree call for call.
+
+Tables and lists reach the operations as *operands*, made once by ``operand``: the tensor itself
+for Triton, its cached numpy view for the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from triton.runtime.interpreter import InterpretedFunction
+
+from .bind import bind, bind_host, unbind, unbind_host
+from .copy import copy_form, copy_pages, copy_pages_host
+from .gather import gather_virtual, gather_virtual_host
+from .launch import Words
+from .rebind import _rebind_kernel, rebind, rebind_host
+from .translate import translate, translate_host, translate_tokens, translate_tokens_host
+
+Operand = Any
+"""A torch tensor (Triton) or a numpy view of it (host)."""
+
+
+class Backend(Protocol):
+    """What the allocator asks of a backend. The operations are specified in their modules."""
+
+    name: str
+    launches: int
+    device_to_host_copies: int
+    host_to_device_copies: int
+
+    def operand(self, tensor: torch.Tensor) -> Operand:
+        """The form in which the operations take ``tensor``; shares its memory."""
+
+    def staging(self, word_count: int) -> Staging:
+        """A transfer buffer of ``word_count`` int64 words."""
+
+    def read_back(self, parts: Sequence[Operand], staging: Staging) -> Words:
+        """Bring int64 ``parts`` to the host, end to end, in one launch and one copy; waits."""
+
+    def upload(self, staging: Staging, word_count: int) -> Operand:
+        """Send the first words of ``staging.host`` to the device in one copy; does not wait."""
+
+    def check_page_bytes(self, buffer: torch.Tensor, page_bytes: int) -> None:
+        """Raise ValueError if ``copy_pages`` would refuse pages of this size in this buffer."""
+
+    def gather_virtual(self, *arguments: Any) -> None:
+        """See ``kernels.gather``."""
+
+    def copy_pages(self, *arguments: Any) -> None:
+        """See ``kernels.copy``."""
+
+    def rebind(self, *arguments: Any) -> None:
+        """See ``kernels.rebind``."""
+
+    def bind(self, *arguments: Any) -> torch.Tensor:
+        """See ``kernels.bind``."""
+
+    def unbind(self, *arguments: Any) -> None:
+        """See ``kernels.bind``."""
+
+    def translate(self, *arguments: Any) -> torch.Tensor:
+        """See ``kernels.translate``."""
+
+    def translate_tokens(self, *arguments: Any) -> None:
+        """See ``kernels.translate``."""
+
+    def assign(self, target: Operand, source: Operand) -> None:
+        """Copy int64 words on the device."""
+
+
+class Staging:
+    """A host buffer (pinned where there is a GPU) and its twin on the device.
+
+    ``host``: int64 numpy [words]. ``device``: int64 operand [words]; the same memory on the host
+    backend. The host side may be written again once a later ``read_back`` has returned, since that
+    waits for everything before it on the stream.
+    """
+
+    __slots__ = ("device", "host", "pinned")
+
+    def __init__(self, word_count: int, device: torch.device | None) -> None:
+        pinned = device is not None and device.type == "cuda"
+        self.pinned = torch.empty(word_count, dtype=torch.int64, pin_memory=pinned)
+        self.host: Words = self.pinned.numpy()
+        self.device: Operand = self.host
+        if device is not None:
+            self.device = torch.empty(word_count, dtype=torch.int64, device=device)
+
+
+def _counted(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """``operation`` as a backend method that counts one launch."""
+
+    @wraps(operation)
+    def method(self: Backend, *arguments: Any) -> Any:
+        self.launches += 1
+        return operation(*arguments)
+
+    return method
+
+
+class TritonBackend:
+    """Triton kernels on the tensors of one device (CPU tensors in the interpreter)."""
+
+    name = "triton"
+
+    def __init__(self, device: torch.device) -> None:
+        interpreted = isinstance(_rebind_kernel, InterpretedFunction)
+        if device.type == "cpu" and not interpreted:
+            raise ValueError(
+                "backend: 'triton' on device cpu needs TRITON_INTERPRET=1 set before the import"
+            )
+        self.device = device
+        self.launches = 0
+        self.device_to_host_copies = 0
+        self.host_to_device_copies = 0
+
+    def operand(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor itself."""
+        return tensor
+
+    def staging(self, word_count: int) -> Staging:
+        """Pinned host words and their twin on the device."""
+        return Staging(word_count, self.device)
+
+    def read_back(self, parts: Sequence[torch.Tensor], staging: Staging) -> Words:
+        """One concatenation on the device, one copy into pinned memory, which waits."""
+        word_count = sum(part.numel() for part in parts)
+        self.launches += 1
+        torch.cat(list(parts), out=staging.device[:word_count])
+        self.device_to_host_copies += 1
+        staging.pinned[:word_count].copy_(staging.device[:word_count])
+        return staging.host[:word_count]
+
+    def upload(self, staging: Staging, word_count: int) -> torch.Tensor:
+        """One copy out of pinned memory, in stream order."""
+        self.host_to_device_copies += 1
+        staging.device[:word_count].copy_(staging.pinned[:word_count], non_blocking=True)
+        return staging.device
+
+    def check_page_bytes(self, buffer: torch.Tensor, page_bytes: int) -> None:
+        """32-bit unit arithmetic limits the size of a page."""
+        copy_form(buffer, page_bytes)
+
+    def assign(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """One copy inside the device."""
+        self.launches += 1
+        target.copy_(source)
+
+    bind = _counted(bind)
+    unbind = _counted(unbind)
+    gather_virtual = _counted(gather_virtual)
+    copy_pages = _counted(copy_pages)
+    rebind = _counted(rebind)
+    translate = _counted(translate)
+    translate_tokens = _counted(translate_tokens)
+
+
+class HostBackend:
+    """The host twins on numpy views of CPU tensors. A twin's call counts as a launch."""
+
+    name = "host"
+
+    def __init__(self) -> None:
+        self.launches = 0
+        self.device_to_host_copies = 0
+        self.host_to_device_copies = 0
+
+    def operand(self, tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+        """A numpy view."""
+        return tensor.numpy()
+
+    def staging(self, word_count: int) -> Staging:
+        """Host words; both sides are one buffer."""
+        return Staging(word_count, None)
+
+    def read_back(self, parts: Sequence[Words], staging: Staging) -> Words:
+        """Copies, so that a plan never reads a list that is written meanwhile."""
+        self.launches += 1
+        self.device_to_host_copies += 1
+        host = staging.host
+        end = 0
+        for part in parts:
+            start, end = end, end + part.size
+            host[start:end] = part
+        return host[:end]
+
+    def upload(self, staging: Staging, word_count: int) -> Words:
+        """Nothing to move."""
+        self.host_to_device_copies += 1
+        return staging.device
+
+    def check_page_bytes(self, buffer: torch.Tensor, page_bytes: int) -> None:
+        """Any size will do."""
+
+    def assign(self, target: Words, source: Words) -> None:
+        """One copy."""
+        self.launches += 1
+        target[:] = source
+
+    unbind = _counted(unbind_host)
+    gather_virtual = _counted(gather_virtual_host)
+    copy_pages = _counted(copy_pages_host)
+    rebind = _counted(rebind_host)
+    translate_tokens = _counted(translate_tokens_host)
+
+    def bind(self, *arguments: Any) -> torch.Tensor:
+        """The ids as a tensor."""
+        self.launches += 1
+        return torch.from_numpy(bind_host(*arguments))
+
+    def translate(self, *arguments: Any) -> torch.Tensor:
+        """The pages as a tensor."""
+        self.launches += 1
+        return torch.from_numpy(translate_host(*arguments))
+
+
+def choose_backend(name: str, device: torch.device) -> Backend:
+    """The backend called ``name`` ("auto", "triton" or "host") for tensors on ``device``.
+
+    "auto" is "host" on the CPU and "triton" elsewhere. Raises ValueError for another name, and for
+    a backend that cannot serve the device.
+    """
+    if name not in ("auto", "triton", "host"):
+        raise ValueError(f"backend: expected 'auto', 'triton' or 'host', got {name!r}")
+    if name == "auto":
+        name = "host" if device.type == "cpu" else "triton"
+    if name == "triton":
+        return TritonBackend(device)
+    if device.type != "cpu":
+        raise ValueError(f"backend: 'host' serves CPU tensors, got device {device}")
+    return HostBackend()

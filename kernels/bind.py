@@ -1,0 +1,325 @@
+"""bind and unbind: pages are handed out and come back, one launch each."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import triton.language as tl
+
+from .launch import LANES, Words, jit, launch, require_ids, require_words
+from .record import (
+    CORRUPT,
+    ID_NOT_BOUND,
+    ID_OUT_OF_RANGE,
+    ID_TAKEN,
+    PAGE_OUT_OF_RANGE,
+    PAGE_TAKEN,
+    RECORD_WORDS,
+    TABLES_DISAGREE,
+    USAGE,
+    _is_stopped,
+    _record_fault,
+    is_stopped_host,
+)
+from .refuse import bind_refusing_host, unbind_refusing_host
+
+
+class Take(NamedTuple):
+    """Which entries one ``bind`` takes: list slots first, then an arithmetic run.
+
+    Pages: ``holes[head : head + head_count]``, ``holes[newer : newer + newer_count]``, then
+    ``first_page, first_page + page_step, ...``. Ids: ``free_ids[recycled : recycled +
+    recycled_count]``, then ``first_id, first_id + 1, ...``. All counts in pages.
+    """
+
+    page_count: int
+    head: int
+    head_count: int
+    newer: int
+    newer_count: int
+    first_page: int
+    page_step: int
+    recycled: int
+    recycled_count: int
+    first_id: int
+
+
+@jit(
+    do_not_specialize=[
+        "page_count", "head", "head_count", "newer", "newer_count", "first_page", "page_step",
+        "recycled", "recycled_count", "first_id", "num_pages", "num_ids", "call_tag",
+    ],
+    do_not_specialize_on_alignment=["v2p", "p2v", "out", "holes", "free_ids", "record"],
+)  # fmt: skip
+def _bind_kernel(
+    v2p, p2v, out, holes, free_ids, record,
+    page_count, head, head_count, newer, newer_count, first_page, page_step,
+    recycled, recycled_count, first_id, num_pages, num_ids, call_tag,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    lane = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    live = lane < page_count
+    listed = head_count + newer_count
+    slot = tl.where(lane < head_count, head + lane, newer + (lane - head_count))
+    page = tl.load(holes + slot, mask=live & (lane < listed), other=-1)
+    page = tl.where(lane < listed, page, first_page + (lane - listed) * page_step)
+    virtual = tl.load(free_ids + recycled + lane, mask=live & (lane < recycled_count), other=-1)
+    virtual = tl.where(lane < recycled_count, virtual, first_id + (lane - recycled_count))
+
+    whole = live & (page != -1) & (virtual != -1) & (_is_stopped(record) == 0)
+    page_ok = whole & (page >= 1) & (page < num_pages)
+    in_range = page_ok & (virtual >= 1) & (virtual < num_ids)
+    page_at = tl.where(in_range, page, 0)
+    virtual_at = tl.where(in_range, virtual, 0)
+    owner = tl.load(p2v + page_at, mask=in_range, other=-1)
+    place = tl.load(v2p + virtual_at, mask=in_range, other=-1)
+    good = in_range & (owner == -1) & (place == -1)
+    tl.store(v2p + virtual_at, page, mask=good)
+    tl.store(p2v + page_at, virtual, mask=good)
+    # A void page slot leaves its id unbound; what must not be used at all becomes the sink.
+    unbound = live & (page == -1) & (virtual >= 1)
+    tl.store(out + lane, tl.where(good | unbound, virtual, 0), mask=live)
+
+    code = tl.where(owner != -1, PAGE_TAKEN, ID_TAKEN)
+    code = tl.where(in_range, code, ID_OUT_OF_RANGE)
+    code = tl.where(page_ok, code, PAGE_OUT_OF_RANGE)
+    _record_fault(record + CORRUPT, whole & ~good, code, call_tag, lane, -1, page, virtual)
+
+
+def bind(
+    v2p: torch.Tensor,
+    p2v: torch.Tensor,
+    holes: torch.Tensor,
+    free_ids: torch.Tensor,
+    record: torch.Tensor,
+    take: Take,
+    call_tag: int,
+) -> torch.Tensor:
+    """Bind free virtual ids to free pages in one launch; returns the ids, int64 [page_count].
+
+    Read: ``holes`` and ``free_ids`` int64 lists, at the places that ``take`` names. Read and
+    written: ``v2p`` int64 [virtual ids + 1], ``p2v`` int64 [pages]: ``v2p[v] = p``, ``p2v[p] = v``.
+    Written: ``record`` int64 [16], slot ``CORRUPT``, at the first page or id that is out of range
+    or already bound.
+
+    A void (-1) is skipped: the id beside a void page is returned unbound, a void id is returned as
+    0, the sink. So is every id of a bad pair, and all of them once the record holds a corrupt
+    state, in which case nothing is bound. Raises ValueError for a wrong dtype, device or length.
+    """
+    out = torch.empty(take.page_count, dtype=torch.int64, device=v2p.device)
+    if take.page_count == 0:
+        return out
+    require_words("p2v", p2v, 1, v2p)
+    require_words(
+        "holes", holes, max(take.head + take.head_count, take.newer + take.newer_count), v2p
+    )
+    require_words("free_ids", free_ids, take.recycled + take.recycled_count, v2p)
+    require_words("record", record, RECORD_WORDS, v2p)
+    launch(
+        _bind_kernel,
+        -(-take.page_count // LANES),
+        v2p, p2v, out, holes, free_ids, record, *take, p2v.numel(), v2p.numel(), call_tag,
+        BLOCK=LANES,
+    )  # fmt: skip
+    return out
+
+
+def bind_host(
+    v2p: Words,
+    p2v: Words,
+    holes: Words,
+    free_ids: Words,
+    record: Words,
+    take: Take,
+    call_tag: int,
+) -> Words:
+    """``bind`` on host memory."""
+    out = np.empty(take.page_count, np.int64)
+    out[: take.recycled_count] = free_ids[take.recycled : take.recycled + take.recycled_count]
+    fresh_ids = take.page_count - take.recycled_count
+    if fresh_ids:
+        out[take.recycled_count :] = np.arange(take.first_id, take.first_id + fresh_ids)
+    pages = _taken_pages(holes, take)
+    if is_stopped_host(record):
+        out[:] = 0
+    elif not _bind_good(v2p, p2v, out, pages):
+        bind_refusing_host(v2p, p2v, out, pages, record, call_tag)
+    return out
+
+
+def _taken_pages(holes: Words, take: Take) -> Words:
+    parts = []
+    if take.head_count:
+        parts.append(holes[take.head : take.head + take.head_count])
+    if take.newer_count:
+        parts.append(holes[take.newer : take.newer + take.newer_count])
+    fresh = take.page_count - take.head_count - take.newer_count
+    if fresh:
+        end = take.first_page + fresh * take.page_step
+        parts.append(np.arange(take.first_page, end, take.page_step))
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _bind_good(
+    v2p: Words,
+    p2v: Words,
+    ids: Words,
+    pages: Words,
+) -> bool:
+    """Bind all of ``ids`` if every pair is good; else change nothing and say False."""
+    if ids.size == 1:
+        virtual, page = ids.item(), pages.item()
+        if not (0 < virtual < v2p.size and 0 < page < p2v.size):
+            return False
+        if v2p.item(virtual) != -1 or p2v.item(page) != -1:
+            return False
+        v2p[virtual] = page
+        p2v[page] = virtual
+        return True
+    if np.minimum.reduce(ids) < 1 or np.minimum.reduce(pages) < 1:
+        return False
+    try:
+        if np.maximum.reduce(v2p[ids]) != -1 or np.maximum.reduce(p2v[pages]) != -1:
+            return False
+    except IndexError:
+        return False
+    v2p[ids] = pages
+    p2v[pages] = ids
+    return True
+
+
+@jit(
+    do_not_specialize=[
+        "id_stride", "page_count", "holes_end", "free_ids_end", "num_pages", "num_ids", "call_tag",
+    ],
+    do_not_specialize_on_alignment=["v2p", "p2v", "virtual_ids", "holes", "free_ids", "record"],
+)  # fmt: skip
+def _unbind_kernel(
+    v2p, p2v, virtual_ids, holes, free_ids, record,
+    id_stride, page_count, holes_end, free_ids_end, num_pages, num_ids, call_tag,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    if _is_stopped(record):
+        return
+    lane = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    live = lane < page_count
+    virtual = tl.load(virtual_ids + lane * id_stride, mask=live, other=0).to(tl.int64)
+    in_range = live & (virtual >= 1) & (virtual < num_ids)
+    virtual_at = tl.where(in_range, virtual, 0)
+    # The exchange lets exactly one of two equal ids find the page, whatever lane or launch.
+    page = tl.atomic_xchg(v2p + virtual_at, lane * 0 - 1, mask=in_range)
+    page = tl.where(in_range, page, -1)
+    bound = page != -1
+    page_ok = bound & (page >= 1) & (page < num_pages)
+    page_at = tl.where(page_ok, page, 0)
+    owner = tl.load(p2v + page_at, mask=page_ok, other=-1)
+    good = page_ok & (owner == virtual)
+    tl.store(p2v + page_at, lane * 0 - 1, mask=good)
+    tl.store(holes + holes_end + lane, tl.where(good, page, -1), mask=live)
+    tl.store(free_ids + free_ids_end + lane, tl.where(good, virtual, -1), mask=live)
+
+    disagree = bound & ~good
+    tl.store(v2p + virtual_at, page, mask=disagree)
+    _record_fault(record + CORRUPT, disagree, TABLES_DISAGREE, call_tag, lane, page, -1, virtual)
+    code = tl.where(in_range, ID_NOT_BOUND, ID_OUT_OF_RANGE)
+    _record_fault(record + USAGE, live & ~bound, code, call_tag, lane, -1, -1, virtual)
+
+
+def unbind(
+    v2p: torch.Tensor,
+    p2v: torch.Tensor,
+    virtual_ids: torch.Tensor,
+    holes: torch.Tensor,
+    holes_end: int,
+    free_ids: torch.Tensor,
+    free_ids_end: int,
+    record: torch.Tensor,
+    call_tag: int,
+) -> None:
+    """Take ``virtual_ids`` apart from their pages in one launch and list both as free.
+
+    Read: ``virtual_ids`` int32 or int64 [pages], any stride. Read and written: ``v2p`` int64
+    [virtual ids + 1], ``p2v`` int64 [pages]: both rows become -1. Written: ``holes`` int64 from
+    ``holes_end`` on, ``free_ids`` int64 from ``free_ids_end`` on, one slot an id; ``record``
+    int64 [16].
+
+    An id that is out of range, was never allocated, or was freed before, in this call or earlier,
+    is refused: no table row changes, both slots hold -1 (void), the record's slot ``USAGE`` keeps
+    the first. An atomic exchange finds duplicates without a sort, and no row -1 is ever written.
+    An id whose rows disagree is refused likewise, into slot ``CORRUPT``; nothing at all happens
+    once that slot is taken. Raises ValueError for a wrong dtype, device or length.
+    """
+    page_count = virtual_ids.numel()
+    if page_count == 0:
+        return
+    require_ids("virtual_ids", virtual_ids, v2p)
+    require_words("p2v", p2v, 1, v2p)
+    require_words("holes", holes, holes_end + page_count, v2p)
+    require_words("free_ids", free_ids, free_ids_end + page_count, v2p)
+    require_words("record", record, RECORD_WORDS, v2p)
+    launch(
+        _unbind_kernel,
+        -(-page_count // LANES),
+        v2p, p2v, virtual_ids, holes, free_ids, record,
+        virtual_ids.stride(0), page_count, holes_end, free_ids_end,
+        p2v.numel(), v2p.numel(), call_tag,
+        BLOCK=LANES,
+    )  # fmt: skip
+
+
+def unbind_host(
+    v2p: Words,
+    p2v: Words,
+    virtual_ids: npt.NDArray[np.integer],
+    holes: Words,
+    holes_end: int,
+    free_ids: Words,
+    free_ids_end: int,
+    record: Words,
+    call_tag: int,
+) -> None:
+    """``unbind`` on host memory."""
+    if is_stopped_host(record):
+        return
+    page_count = virtual_ids.size
+    pages = holes[holes_end : holes_end + page_count]
+    ids = free_ids[free_ids_end : free_ids_end + page_count]
+    ids[:] = virtual_ids
+    if not _unbind_good(v2p, p2v, ids, pages):
+        unbind_refusing_host(v2p, p2v, ids, pages, record, call_tag)
+
+
+def _unbind_good(
+    v2p: Words,
+    p2v: Words,
+    ids: Words,
+    pages: Words,
+) -> bool:
+    """Unbind all of ``ids`` and write their ``pages``; else leave the tables and say False."""
+    if ids.size == 1:
+        virtual = ids.item()
+        if not 0 < virtual < v2p.size:
+            return False
+        page = v2p.item(virtual)
+        if not 0 < page < p2v.size or p2v.item(page) != virtual:
+            return False
+        pages[0] = page
+        v2p[virtual] = p2v[page] = -1
+        return True
+    v2p.take(ids, out=pages, mode="clip")
+    if np.minimum.reduce(ids | (pages - 1)) < 0 or np.maximum.reduce(ids) >= v2p.size:
+        return False
+    if np.maximum.reduce(pages) >= p2v.size or (p2v[pages] != ids).any():
+        return False
+    # Two equal ids name one page: a tag written there by one is overwritten by the other.
+    tags = np.arange(ids.size)
+    p2v[pages] = tags
+    if (p2v[pages] != tags).any():
+        p2v[pages] = ids
+        return False
+    p2v[pages] = -1
+    v2p[ids] = -1
+    return True

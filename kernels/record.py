@@ -1,0 +1,100 @@
+"""The device fault record: what a kernel saw that the host could not know.
+
+The record is one int64 tensor of ``RECORD_WORDS`` words with two slots of ``SLOT_WORDS``:
+
+- ``USAGE``: the first id that a caller should not have passed. The lane is refused, work goes on.
+- ``CORRUPT``: the first pair at which the page tables disagree. From then on ``bind``, ``unbind``,
+  ``copy_pages`` and ``rebind`` do nothing, so that the evidence and the bytes stay as they are.
+
+A slot's words: taken (0 or 1), code, call tag, index in the call, source page, target page,
+virtual id, unused. The lane that flips ``taken`` from 0 to 1 writes the rest: the first fault wins,
+and only one lane ever writes. A word that does not apply holds -1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import triton.language as tl
+
+from .launch import Words, jit
+
+SLOT_WORDS = 8
+RECORD_WORDS = 2 * SLOT_WORDS
+
+# Constants that kernels read are constexprs; host code takes their ``.value``.
+USAGE = tl.constexpr(0)
+CORRUPT = tl.constexpr(SLOT_WORDS)
+
+ID_OUT_OF_RANGE = tl.constexpr(1)
+ID_NOT_BOUND = tl.constexpr(2)
+PAGE_OUT_OF_RANGE = tl.constexpr(3)
+PAGE_UNBOUND = tl.constexpr(4)
+PAGE_TAKEN = tl.constexpr(5)
+ID_TAKEN = tl.constexpr(6)
+TABLES_DISAGREE = tl.constexpr(7)
+
+FAULT_TEXT = {
+    ID_OUT_OF_RANGE.value: "virtual id out of range",
+    ID_NOT_BOUND.value: "virtual id not allocated: freed before, twice in one call, or never",
+    PAGE_OUT_OF_RANGE.value: "physical page id out of range",
+    PAGE_UNBOUND.value: "physical page has no owner",
+    PAGE_TAKEN.value: "physical page already has an owner",
+    ID_TAKEN.value: "virtual id is already bound",
+    TABLES_DISAGREE.value: "v2p and p2v disagree",
+}
+"""What each code means, for error messages."""
+
+
+@jit()
+def _is_stopped(record):
+    return tl.load(record + CORRUPT) != 0
+
+
+@jit()
+def _record_fault(slot, bad, code, call_tag, index, source, target, virtual):
+    zero = index * 0
+    taken = tl.atomic_xchg(slot + zero, zero + 1, mask=bad)
+    first = bad & (taken == 0)
+    tl.store(slot + 1 + zero, zero + code, mask=first)
+    tl.store(slot + 2 + zero, zero + call_tag, mask=first)
+    tl.store(slot + 3 + zero, index, mask=first)
+    tl.store(slot + 4 + zero, zero + source, mask=first)
+    tl.store(slot + 5 + zero, zero + target, mask=first)
+    tl.store(slot + 6 + zero, zero + virtual, mask=first)
+
+
+def is_stopped_host(record: Words) -> bool:
+    """Whether a corrupt state has been recorded."""
+    return bool(record[CORRUPT.value])
+
+
+def record_fault_host(
+    record: Words,
+    slot: int,
+    bad: npt.NDArray[np.bool_],
+    call_tag: int,
+    **words: Any,
+) -> None:
+    """Write the first lane of ``bad`` into ``slot`` unless the slot is taken.
+
+    ``words``: ``code``, ``source``, ``target`` and ``virtual``, each a scalar or an array [lanes].
+    """
+    if record[slot] or not bad.any():
+        return
+    index = int(bad.argmax())
+
+    def word(name: str) -> int:
+        return int(np.broadcast_to(words[name], bad.shape)[index])
+
+    record[slot : slot + 7] = (
+        1,
+        word("code"),
+        call_tag,
+        index,
+        word("source"),
+        word("target"),
+        word("virtual"),
+    )

@@ -1,0 +1,45 @@
+"""64-bit keys that say what a page must hold.
+
+A page of a shared block has a key of its block hash and its place in the block, so that a prefix
+hit is compared with what the trace says must be there. Private pages and states have keys of
+serial numbers that are used once. Keys of one kind are distinct, keys of two kinds are as good as.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Keys = NDArray[np.uint64]
+
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_FINAL_MULTIPLIER = np.uint64(0xD6E8FEB86659FD93)
+_HALF_BITS = np.uint64(32)
+_PRIVATE_DOMAIN = np.uint64(0x5851F42D4C957F2D)
+_STATE_DOMAIN = np.uint64(0x14057B7EF767814F)
+_POSITION_BITS = np.uint64(24)
+
+
+def mix64(values: Keys) -> Keys:
+    """Scatter uint64 values of any shape over all bits, one to one."""
+    mixed = values * _MULTIPLIER
+    mixed ^= mixed >> _HALF_BITS
+    mixed *= _FINAL_MULTIPLIER
+    mixed ^= mixed >> _HALF_BITS
+    return mixed
+
+
+def block_keys(block_hashes: list[int], block_pages: int) -> Keys:
+    """Give the keys of all pages of some blocks: shape `[len(block_hashes) * block_pages]`."""
+    hashes = mix64(np.array(block_hashes, dtype=np.uint64))
+    places = np.arange(block_pages, dtype=np.uint64)
+    return mix64(hashes[:, None] + places).reshape(-1)
+
+
+def private_keys(serials: Keys, positions: NDArray[np.int64]) -> Keys:
+    """Give the keys of private pages from their request's serial and their position in it."""
+    places = positions.astype(np.uint64)
+    return mix64((serials << _POSITION_BITS | places) ^ _PRIVATE_DOMAIN)
+
+
+def state_keys(serials: list[int]) -> Keys:
+    """Give the keys of state slots from their serials."""
+    return mix64(np.array(serials, dtype=np.uint64) ^ _STATE_DOMAIN)

@@ -1,0 +1,124 @@
+"""A small model of a serving engine that drives the allocator through a trace.
+
+Requests are admitted in trace order, a bounded number at a time. A prompt's full blocks live in the
+prefix cache and are shared; the partial last block and the answer are private. Models with
+recurrent state keep one checkpoint at a prompt's last full block and one where it branched off; a
+prefix then counts as a hit only up to its deepest checkpoint, and the blocks beyond are computed
+again into the pages that they have. When pages run short, cached leaves are evicted; when growth
+still does not fit, the youngest request is preempted, queued first again, and its answer so far
+becomes part of its private pages.
+
+Every page is stamped when it is written, and compared when a prefix hits, before it is freed and at
+the end.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+from kvdefrag import AllocatorError, Arena, ArenaStats, PoolSpec
+
+from .engine import Counters, Engine
+from .geometries import PoolLayout
+from .page_stamps import Verdict
+from .page_store import FULL, STATE, PageStore
+from .timed_arena import TimedArena
+from .trace import BLOCK_TOKENS, Request
+
+
+@dataclass(frozen=True)
+class ReplayOptions:
+    """How to run a replay.
+
+    At most `running` requests run at a time; `verify` is `"full"`, `"sample"` or `"off"`; `seed`
+    chooses the sample. `backend` and `device` are the arena's.
+    """
+
+    running: int = 64
+    seed: int = 0
+    backend: str = "auto"
+    device: str = "cpu"
+    verify: str = "full"
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """What a replay found; `faults` are inconsistencies that the arena or the counts show."""
+
+    counters: Counters
+    stats: ArenaStats
+    times: TimedArena
+    verdict: Verdict
+    faults: tuple[str, ...]
+    backend: str
+    elapsed_s: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether every compared page was right and nothing was inconsistent."""
+        return not self.verdict.wrong_pages and not self.faults
+
+
+def replay_trace(
+    requests: Sequence[Request],
+    layout: PoolLayout,
+    options: ReplayOptions,
+    on_done: Callable[[], None] = lambda: None,
+) -> ReplayResult:
+    """Replay `requests` on an arena made for `layout`; `on_done` runs once a request.
+
+    Raises `ValueError` where the arena refuses the layout, the device or the backend.
+    """
+    arena = _make_arena(layout, options)
+    arena.prewarm()
+    answer_tokens = max(request.output_tokens for request in requests)
+    store = PageStore(
+        arena,
+        layout,
+        running=options.running,
+        private_pages=-(-(BLOCK_TOKENS - 1 + answer_tokens) // layout.page_size),
+        verify=options.verify,
+        seed=options.seed,
+    )
+    engine = Engine(store, layout, requests, options.running, on_done)
+    start = perf_counter()
+    engine.run()
+    faults = _final_checks(arena, engine, store, layout)
+    return ReplayResult(
+        counters=engine.counters,
+        stats=arena.stats(),
+        times=store.timed,
+        verdict=store.verdict,
+        faults=faults,
+        backend=arena.backend,
+        elapsed_s=perf_counter() - start,
+    )
+
+
+def _make_arena(layout: PoolLayout, options: ReplayOptions) -> Arena:
+    specs = [PoolSpec(FULL, layout.page_bytes, page_size=layout.page_size, grows="up")]
+    if layout.state_bytes:
+        specs.append(PoolSpec(STATE, layout.state_bytes, page_size=1, grows="down"))
+    return Arena(layout.total_bytes, specs, device=options.device, backend=options.backend)
+
+
+def _final_checks(
+    arena: Arena, engine: Engine, store: PageStore, layout: PoolLayout
+) -> tuple[str, ...]:
+    """Compare all pages that are still held, count them, and let the arena check itself."""
+    nodes = engine.cache.nodes()
+    holders = [node for node in nodes if node.state_serial]
+    store.compare(nodes, holders, "at the end")
+    faults = []
+    held_pages = {FULL: len(nodes) * layout.block_pages, STATE: len(holders)}
+    for pool, pool_stats in arena.stats().pools.items():
+        if pool_stats.live_pages != held_pages[pool]:
+            faults.append(
+                f"pool {pool} has {pool_stats.live_pages} live pages, "
+                f"the cache holds {held_pages[pool]}"
+            )
+    try:
+        arena.check(deep=True)
+    except AllocatorError as error:
+        faults.append(f"{type(error).__name__}: {error}")
+    return tuple(faults)

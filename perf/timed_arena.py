@@ -1,0 +1,55 @@
+"""The arena with a stopwatch: host nanoseconds of every alloc, free and flush."""
+
+from collections.abc import Mapping
+from time import perf_counter_ns
+
+import torch
+
+from kvdefrag import Arena
+
+
+class TimedArena:
+    """Passes calls on to an arena, and keeps what each cost the host.
+
+    `alloc_ns`, `free_ns` and `flush_ns` hold one entry a call, in nanoseconds. Flushes run inside
+    allocations; the arena times them itself, and their time is taken off the allocation. All
+    flushes of one allocation are one entry.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self.alloc_ns: list[int] = []
+        self.free_ns: list[int] = []
+        self.flush_ns: list[int] = []
+        self._flush_calls = 0
+        self._flush_host_ns = 0
+
+    def alloc(self, pool: str, page_count: int) -> torch.Tensor:
+        """Allocate from one pool: int64 virtual ids `[page_count]`."""
+        start = perf_counter_ns()
+        ids = self.arena[pool].alloc(page_count)
+        self._note_alloc(perf_counter_ns() - start)
+        return ids
+
+    def alloc_many(self, page_counts: Mapping[str, int]) -> dict[str, torch.Tensor]:
+        """Allocate from several pools, all or nothing: int64 virtual ids by pool."""
+        start = perf_counter_ns()
+        ids = self.arena.alloc_many(page_counts)
+        self._note_alloc(perf_counter_ns() - start)
+        return ids
+
+    def free(self, pool: str, virtual_ids: torch.Tensor) -> None:
+        """Free pages of one pool by their virtual ids."""
+        start = perf_counter_ns()
+        self.arena[pool].free(virtual_ids)
+        self.free_ns.append(perf_counter_ns() - start)
+
+    def _note_alloc(self, elapsed_ns: int) -> None:
+        stats = self.arena.stats()
+        if stats.flush_calls != self._flush_calls:
+            flush_ns = stats.flush_host_ns - self._flush_host_ns
+            self._flush_calls = stats.flush_calls
+            self._flush_host_ns = stats.flush_host_ns
+            self.flush_ns.append(flush_ns)
+            elapsed_ns -= flush_ns
+        self.alloc_ns.append(elapsed_ns)
