@@ -130,7 +130,7 @@ class Compactor:
             self._counters.layout_version += 1
         for mover, sources, targets in moved:
             if mover is not None:
-                mover(torch.as_tensor(sources), torch.as_tensor(targets))
+                mover(self._backend.tensor(sources), self._backend.tensor(targets))
         self._counters.flush_host_ns += perf_counter_ns() - started
         return results
 
@@ -182,7 +182,7 @@ class Compactor:
             for depths in (plan.sources, plan.targets, plan.remaining):
                 start, end = end, end + depths.size
                 if start != end:
-                    host[start:end] = band.geometry.page(depths)
+                    band.geometry.write_pages(depths, host[start:end])
         return end
 
     def _move_batch(self, band: Band, sources: Operand, targets: Operand) -> None:

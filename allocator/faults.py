@@ -15,8 +15,11 @@ from kvdefrag.kernels.backend import Backend
 from kvdefrag.kernels.launch import Words
 from kvdefrag.kernels.record import CORRUPT, FAULT_TEXT, RECORD_WORDS, SLOT_WORDS, USAGE
 
-POOL_BITS = 8
+POOL_BITS = 4
 """Low bits of a call tag that hold the pool's index; the rest is the call number."""
+
+CALL_NUMBERS = 2 ** (31 - POOL_BITS)
+"""Call numbers wrap here: a tag of over 31 bits would be another type, and another compile."""
 
 
 class AllocatorError(Exception):
@@ -82,7 +85,7 @@ class FaultRecord:
 
     def next_call_tag(self, pool_index: int) -> int:
         """The tag under which the next launch of this pool records its faults."""
-        self.call_number += 1
+        self.call_number = (self.call_number + 1) % CALL_NUMBERS
         return (self.call_number << POOL_BITS) | pool_index
 
     def raise_if_stopped(self) -> None:
@@ -94,6 +97,10 @@ class FaultRecord:
         """Refuse every guarded call from now on; returns the error to raise."""
         self.stopped = violations
         return CorruptState(violations)
+
+    def holds_fault(self, words: Words) -> bool:
+        """Whether ``words``, int64 [16] read back from the device, hold any fault."""
+        return bool(words.item(USAGE.value) or words.item(CORRUPT.value))
 
     def corrupt_fault(self, words: Words) -> Fault | None:
         """The corrupt state in ``words``, int64 [16] read back from the device, if any."""

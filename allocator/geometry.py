@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
+import numpy as np
 import torch
 from kvdefrag.kernels.launch import Words
 
@@ -98,6 +99,23 @@ class BandGeometry:
     def depth(self, page: int | Words) -> int | Words:
         """Depth of physical page ``page``, for one page or an array."""
         return page - self.origin if self.step == 1 else self.origin - page
+
+    def sort_into_depths(self, pages: Words) -> Words:
+        """Turn ``pages`` in place into their depths, ascending; returns them."""
+        if self.step == 1:
+            np.subtract(pages, self.origin, out=pages)
+        else:
+            np.subtract(self.origin, pages, out=pages)
+        if pages.size > 1:
+            pages.sort()
+        return pages
+
+    def write_pages(self, depths: Words, out: Words) -> None:
+        """Write the physical page ids at ``depths`` into ``out``."""
+        if self.step == 1:
+            np.add(depths, self.origin, out=out)
+        else:
+            np.subtract(self.origin, depths, out=out)
 
     def frontier_byte(self, span_pages: int) -> int:
         """Where a band of ``span_pages`` ends; an empty band takes no room at all."""

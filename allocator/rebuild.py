@@ -22,12 +22,12 @@ def raise_faults(
     A corrupt state stops the arena (CorruptState). A refused id has left voids in the lists:
     they are rebuilt from the tables, the record is cleared, and UsageError names the id.
     """
+    if not record.holds_fault(words):
+        return
     corrupt = record.corrupt_fault(words)
     if corrupt is not None:
         raise record.stop([str(corrupt)])
     refused = record.usage_fault(words)
-    if refused is None:
-        return
     violations = [text for band in bands for text in table_violations(band)]
     if violations:
         raise record.stop([str(refused), *violations])

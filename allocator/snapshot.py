@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 from kvdefrag.kernels.backend import Backend
 from kvdefrag.kernels.launch import Words
 from kvdefrag.kernels.record import RECORD_WORDS
@@ -52,19 +53,18 @@ class SnapshotReader:
 
 
 def sorted_depths(band: Band, pages: Words) -> Words:
-    """The depths of the hole list ``pages``, ascending.
+    """The depths of the hole list ``pages``, ascending, in the same memory.
 
     Raises ValueError with the finding if an entry lies outside the band or stands there twice: the
     list is then not what ``unbind`` wrote.
     """
-    depths = band.geometry.depth(pages)
+    depths = band.geometry.sort_into_depths(pages)
     if depths.size > 1:
-        depths.sort()
         duplicate = depths[1:] == depths[:-1]
-        if duplicate.any():
+        if np.count_nonzero(duplicate):
             page = band.geometry.page(int(depths[duplicate.argmax()]))
             raise ValueError(f"pool {band.spec.name!r}: page {page} is twice in the hole list")
-    for depth in (int(depths[0]), int(depths[-1])):
+    for depth in (depths.item(0), depths.item(-1)):
         if not 0 <= depth < band.span:
             raise ValueError(
                 f"pool {band.spec.name!r}: page {band.geometry.page(depth)} is in the hole list "

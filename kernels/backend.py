@@ -40,6 +40,9 @@ class Backend(Protocol):
     def operand(self, tensor: torch.Tensor) -> Operand:
         """The form in which the operations take ``tensor``; shares its memory."""
 
+    def tensor(self, operand: Operand) -> torch.Tensor:
+        """The tensor behind an operand; shares its memory."""
+
     def staging(self, word_count: int) -> Staging:
         """A transfer buffer of ``word_count`` int64 words."""
 
@@ -127,6 +130,10 @@ class TritonBackend:
         """The tensor itself."""
         return tensor
 
+    def tensor(self, operand: torch.Tensor) -> torch.Tensor:
+        """The operand itself."""
+        return operand
+
     def staging(self, word_count: int) -> Staging:
         """Pinned host words and their twin on the device."""
         return Staging(word_count, self.device)
@@ -177,6 +184,10 @@ class HostBackend:
     def operand(self, tensor: torch.Tensor) -> np.ndarray[Any, Any]:
         """A numpy view."""
         return tensor.numpy()
+
+    def tensor(self, operand: np.ndarray[Any, Any]) -> torch.Tensor:
+        """A tensor over the same memory."""
+        return torch.from_numpy(operand)
 
     def staging(self, word_count: int) -> Staging:
         """Host words; both sides are one buffer."""

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 import triton.language as tl
 
+from .host import differ, look_up
 from .launch import LANES, Words, jit, launch, require_ids, require_words
 from .record import (
     CORRUPT,
@@ -20,7 +21,7 @@ from .record import (
     RECORD_WORDS,
     TABLES_DISAGREE,
     USAGE,
-    _is_stopped,
+    _stopped,
     _record_fault,
     is_stopped_host,
 )
@@ -69,7 +70,9 @@ def _bind_kernel(
     virtual = tl.load(free_ids + recycled + lane, mask=live & (lane < recycled_count), other=-1)
     virtual = tl.where(lane < recycled_count, virtual, first_id + (lane - recycled_count))
 
-    whole = live & (page != -1) & (virtual != -1) & (_is_stopped(record) == 0)
+    # Broadcast the word, not its comparison: the interpreter widens a splat bool.
+    runs = _stopped(record) + lane * 0 == 0
+    whole = live & (page != -1) & (virtual != -1) & runs
     page_ok = whole & (page >= 1) & (page < num_pages)
     in_range = page_ok & (virtual >= 1) & (virtual < num_ids)
     page_at = tl.where(in_range, page, 0)
@@ -80,7 +83,7 @@ def _bind_kernel(
     tl.store(v2p + virtual_at, page, mask=good)
     tl.store(p2v + page_at, virtual, mask=good)
     # A void page slot leaves its id unbound; what must not be used at all becomes the sink.
-    unbound = live & (page == -1) & (virtual >= 1)
+    unbound = live & runs & (page == -1) & (virtual >= 1)
     tl.store(out + lane, tl.where(good | unbound, virtual, 0), mask=live)
 
     code = tl.where(owner != -1, PAGE_TAKEN, ID_TAKEN)
@@ -138,14 +141,16 @@ def bind_host(
 ) -> Words:
     """``bind`` on host memory."""
     out = np.empty(take.page_count, np.int64)
-    out[: take.recycled_count] = free_ids[take.recycled : take.recycled + take.recycled_count]
-    fresh_ids = take.page_count - take.recycled_count
-    if fresh_ids:
-        out[take.recycled_count :] = np.arange(take.first_id, take.first_id + fresh_ids)
-    pages = _taken_pages(holes, take)
+    recycled = take.recycled_count
+    if recycled:
+        out[:recycled] = free_ids[take.recycled : take.recycled + recycled]
+    if recycled < take.page_count:
+        out[recycled:] = np.arange(take.first_id, take.first_id + take.page_count - recycled)
     if is_stopped_host(record):
         out[:] = 0
-    elif not _bind_good(v2p, p2v, out, pages):
+        return out
+    pages = _taken_pages(holes, take)
+    if not _bind_good(v2p, p2v, out, pages):
         bind_refusing_host(v2p, p2v, out, pages, record, call_tag)
     return out
 
@@ -163,12 +168,7 @@ def _taken_pages(holes: Words, take: Take) -> Words:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _bind_good(
-    v2p: Words,
-    p2v: Words,
-    ids: Words,
-    pages: Words,
-) -> bool:
+def _bind_good(v2p: Words, p2v: Words, ids: Words, pages: Words) -> bool:
     """Bind all of ``ids`` if every pair is good; else change nothing and say False."""
     if ids.size == 1:
         virtual, page = ids.item(), pages.item()
@@ -182,7 +182,7 @@ def _bind_good(
     if np.minimum.reduce(ids) < 1 or np.minimum.reduce(pages) < 1:
         return False
     try:
-        if np.maximum.reduce(v2p[ids]) != -1 or np.maximum.reduce(p2v[pages]) != -1:
+        if differ(look_up(v2p, ids), -1) or differ(look_up(p2v, pages), -1):
             return False
     except IndexError:
         return False
@@ -202,7 +202,7 @@ def _unbind_kernel(
     id_stride, page_count, holes_end, free_ids_end, num_pages, num_ids, call_tag,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    if _is_stopped(record):
+    if _stopped(record) != 0:
         return
     lane = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = lane < page_count
@@ -292,12 +292,7 @@ def unbind_host(
         unbind_refusing_host(v2p, p2v, ids, pages, record, call_tag)
 
 
-def _unbind_good(
-    v2p: Words,
-    p2v: Words,
-    ids: Words,
-    pages: Words,
-) -> bool:
+def _unbind_good(v2p: Words, p2v: Words, ids: Words, pages: Words) -> bool:
     """Unbind all of ``ids`` and write their ``pages``; else leave the tables and say False."""
     if ids.size == 1:
         virtual = ids.item()
@@ -309,15 +304,18 @@ def _unbind_good(
         pages[0] = page
         v2p[virtual] = p2v[page] = -1
         return True
-    v2p.take(ids, out=pages, mode="clip")
-    if np.minimum.reduce(ids | (pages - 1)) < 0 or np.maximum.reduce(ids) >= v2p.size:
-        return False
-    if np.maximum.reduce(pages) >= p2v.size or (p2v[pages] != ids).any():
+    try:
+        pages[:] = look_up(v2p, ids)
+        if np.minimum.reduce(ids) < 1 or np.minimum.reduce(pages) < 1:
+            return False
+        if differ(look_up(p2v, pages), ids):
+            return False
+    except IndexError:
         return False
     # Two equal ids name one page: a tag written there by one is overwritten by the other.
     tags = np.arange(ids.size)
     p2v[pages] = tags
-    if (p2v[pages] != tags).any():
+    if differ(look_up(p2v, pages), tags):
         p2v[pages] = ids
         return False
     p2v[pages] = -1

@@ -11,7 +11,7 @@ import torch
 import triton.language as tl
 
 from .launch import Words, jit, launch, require_words
-from .record import RECORD_WORDS, _is_stopped, is_stopped_host
+from .record import RECORD_WORDS, _stopped, is_stopped_host
 
 CHUNKED_FROM_BYTES = 16 * 1024
 """Pages of this size and more are copied in chunks, smaller ones as one flat run of units."""
@@ -40,7 +40,7 @@ def _copy_chunked_kernel(
     buffer, sources, targets, record, page_units, chunk_count,
     WORDS_PER_UNIT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    if _is_stopped(record):
+    if _stopped(record) != 0:
         return
     program = tl.program_id(0)
     pair = program // chunk_count
@@ -61,7 +61,7 @@ def _copy_flat_kernel(
     buffer, sources, targets, record, page_units, unit_count,
     WORDS_PER_UNIT: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
-    if _is_stopped(record):
+    if _stopped(record) != 0:
         return
     # 64-bit start, 32-bit units: the last program may pass 2**31 before its mask cuts it off.
     unit = tl.program_id(0).to(tl.int64) * UNITS + tl.arange(0, UNITS)

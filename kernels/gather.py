@@ -6,6 +6,7 @@ import numpy as np
 import torch
 import triton.language as tl
 
+from .host import differ, look_up
 from .launch import LANES, Words, jit, launch, require_words
 from .record import (
     CORRUPT,
@@ -94,21 +95,30 @@ def gather_virtual_host(
     call_tag: int,
 ) -> None:
     """``gather_virtual`` on host memory."""
-    move_count = sources.size
-    if move_count == 0:
-        return
-    num_pages, num_ids = p2v.size, v2p.size
-    in_range = (
-        np.minimum(sources.min(), targets.min()) >= 1
-        and np.maximum(sources.max(), targets.max()) < num_pages
-    )
-    if in_range:
-        virtual = p2v.take(sources, out=virtual_ids[:move_count], mode="clip")
-        if (
-            virtual.min() >= 1
-            and virtual.max() < num_ids
-            and (p2v.take(targets) == -1).all()
-            and (v2p.take(virtual) == sources).all()
-        ):
-            return
-    gather_refusing_host(v2p, p2v, sources, targets, virtual_ids, record, call_tag)
+    if sources.size and not _gather_good(v2p, p2v, sources, targets, virtual_ids):
+        gather_refusing_host(v2p, p2v, sources, targets, virtual_ids, record, call_tag)
+
+
+def _gather_good(
+    v2p: Words, p2v: Words, sources: Words, targets: Words, virtual_ids: Words
+) -> bool:
+    """Fill ``virtual_ids`` and say whether every pair is good."""
+    if sources.size == 1:
+        source, target = sources.item(), targets.item()
+        if not (0 < source < p2v.size and 0 < target < p2v.size) or p2v.item(target) != -1:
+            return False
+        virtual = p2v.item(source)
+        virtual_ids[0] = virtual
+        return bool(0 < virtual < v2p.size and v2p.item(virtual) == source)
+    try:
+        virtual = look_up(p2v, sources, 0)
+        virtual_ids[: sources.size] = virtual
+        # A negative source finds an owner whose page is another one; page 0 is owned by id 0.
+        return not (
+            np.minimum.reduce(virtual) < 1
+            or np.minimum.reduce(targets) < 1
+            or differ(look_up(v2p, virtual, 1), sources)
+            or differ(look_up(p2v, targets, 1), -1)
+        )
+    except IndexError:
+        return False

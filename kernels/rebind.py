@@ -6,7 +6,7 @@ import torch
 import triton.language as tl
 
 from .launch import LANES, Words, jit, launch, require_words
-from .record import RECORD_WORDS, _is_stopped, is_stopped_host
+from .record import RECORD_WORDS, _stopped, is_stopped_host
 
 
 @jit()
@@ -25,17 +25,17 @@ def _rebind_kernel(
 ):  # fmt: skip
     lane = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = lane < pair_count
-    stopped = _is_stopped(record)
+    stopped = live & (_stopped(record) + lane * 0 != 0)
     source = tl.load(sources + lane, mask=live, other=0)
     target = tl.load(targets + lane, mask=live, other=0)
     virtual = tl.load(virtual_ids + lane, mask=live, other=-1)
-    move = live & (virtual >= 1) & (stopped == 0)
+    move = live & (virtual >= 1) & ~stopped
     _rebind_pairs(
         v2p, p2v, tl.where(move, source, 0), tl.where(move, target, 0),
         tl.where(move, virtual, 0), move,
     )  # fmt: skip
-    tl.store(sources + lane, lane * 0, mask=live & stopped)
-    tl.store(targets + lane, lane * 0, mask=live & stopped)
+    tl.store(sources + lane, lane * 0, mask=stopped)
+    tl.store(targets + lane, lane * 0, mask=stopped)
 
 
 def rebind(

@@ -49,8 +49,8 @@ FAULT_TEXT = {
 
 
 @jit()
-def _is_stopped(record):
-    return tl.load(record + CORRUPT) != 0
+def _stopped(record):
+    return tl.load(record + CORRUPT)
 
 
 @jit()

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import torch
-
 from .geometries import PoolLayout
 from .page_store import FULL, STATE, PageStore
 from .prefix_cache import Node, PrefixCache
@@ -63,7 +61,7 @@ class Engine:
         on_done: Callable[[], None],
     ) -> None:
         self.cache = PrefixCache(store.rows)
-        self.counters = Counters(evicted_pages={FULL: 0, STATE: 0} if store.has_states else {FULL: 0})
+        self.counters = Counters(evicted_pages=dict.fromkeys(store.pool_names, 0))
         self._store = store
         self._layout = layout
         self._queue = deque(Job(request) for request in requests)
@@ -107,14 +105,12 @@ class Engine:
         last = chain[-1] if chain else end
         self.cache.lock(last)
         self.cache.unlock(end)
-        block_pages = len(chain) * self._layout.block_pages
-        self._store.write_blocks(chain, virtual_ids[FULL][:block_pages])
         serial = next(self._serials)
         slot = self._batch.add(job, last, serial, plan.private_pages)
-        self._store.write_private(slot, serial, virtual_ids[FULL][block_pages:])
+        self._store.write_pages(chain, slot, serial, virtual_ids[FULL])
         if self._store.has_states:
-            self._store.write_working_state(slot, serial, virtual_ids[STATE][:1])
-            self._checkpoint(end, last, virtual_ids[STATE][1:])
+            checkpoints = self._new_checkpoints(end, last)
+            self._store.write_states(checkpoints, slot, serial, virtual_ids[STATE])
         return True
 
     def _plan(self, job: Job) -> _Plan:
@@ -131,13 +127,13 @@ class Engine:
                 hit_blocks -= 1
         return _Plan(path, hit_blocks, new_hashes, page_counts, private_pages)
 
-    def _checkpoint(self, branch: Node, last: Node, virtual_ids: torch.Tensor) -> None:
-        """Keep states at the branch point and at the last full block, where there are none."""
+    def _new_checkpoints(self, branch: Node, last: Node) -> list[Node]:
+        """Mark the branch point and the last full block as having states, where they have none."""
         wanted = (branch, last) if branch is not last else (last,)
         nodes = [node for node in wanted if node.depth and not node.state_serial]
         for node in nodes:
             node.state_serial = next(self._serials)
-        self._store.write_states(nodes, virtual_ids)
+        return nodes
 
     def _count_admission(self, job: Job, plan: _Plan) -> None:
         if not job.admitted:

@@ -93,7 +93,7 @@ class PageStamps:
         What is found goes to the verdict; `moment` says there when the comparison was made.
         """
         for ids, expected in self._chunks(virtual_ids, keys):
-            found = self._found[: ids.shape[0]]
+            found = self._found.narrow(0, 0, ids.shape[0])
             torch.index_select(self._cells, 0, self._pool.translate(ids), out=found)
             self._verdict.pages_checked += ids.shape[0]
             if not torch.equal(found, expected):
@@ -110,14 +110,17 @@ class PageStamps:
             virtual_ids = virtual_ids[torch.from_numpy(sampled).to(virtual_ids.device)]
             keys = keys[sampled]
         key_words = torch.from_numpy(keys.view(np.int64)).to(self._base.device)
+        if 0 < len(keys) <= self._chunk_pages:
+            yield virtual_ids, self._pattern(key_words)
+            return
         for first in range(0, len(keys), self._chunk_pages):
             chunk = slice(first, first + self._chunk_pages)
             yield virtual_ids[chunk], self._pattern(key_words[chunk])
 
     def _pattern(self, key_words: torch.Tensor) -> torch.Tensor:
         """Give the cells that pages with these keys must hold, in the scratch memory."""
-        words = self._expected[: key_words.shape[0]]
-        torch.bitwise_xor(key_words[:, None], self._base, out=words)
+        words = self._expected.narrow(0, 0, key_words.shape[0])
+        torch.bitwise_xor(key_words.unsqueeze(1), self._base, out=words)
         if self._cells.dtype == torch.int64:
             return words
         return words.view(torch.uint8)[:, : self._cells.shape[1]]

@@ -41,7 +41,7 @@ class PageStore:
         verify: str,
         seed: int,
     ) -> None:
-        device = arena.buffer.device
+        device = arena.device
         self.timed = TimedArena(arena)
         self.rows = layout.num_pages // layout.block_pages
         self.verdict = Verdict()
@@ -54,8 +54,16 @@ class PageStore:
             (self.rows, layout.block_pages), dtype=torch.int64, device=device
         )
         self._state_table = torch.zeros(self.rows, dtype=torch.int64, device=device)
-        self._private_table = torch.zeros((running, private_pages), dtype=torch.int64, device=device)
+        self._private_table = torch.zeros(
+            (running, private_pages), dtype=torch.int64, device=device
+        )
+        self._private_cells = self._private_table.view(-1)
         self._working_table = torch.zeros(running, dtype=torch.int64, device=device)
+
+    @property
+    def pool_names(self) -> tuple[str, ...]:
+        """The pools that this geometry has."""
+        return (FULL, STATE) if self.has_states else (FULL,)
 
     @property
     def has_states(self) -> bool:
@@ -70,56 +78,64 @@ class PageStore:
         """Allocate what one admission needs."""
         return self.timed.alloc_many(page_counts)
 
-    def write_blocks(self, nodes: Sequence[Node], virtual_ids: torch.Tensor) -> None:
-        """Bind the pages `virtual_ids`, `block_pages` a node in order, and stamp them."""
+    def write_pages(
+        self, chain: Sequence[Node], slot: int, serial: int, virtual_ids: torch.Tensor
+    ) -> None:
+        """Bind and stamp the token pages of one admission.
+
+        The first `block_pages` ids a node go to `chain`, the rest are the first private pages of
+        the request in `slot`.
+        """
+        block_count = len(chain) * self._block_pages
+        keys = self._private_keys(serial, virtual_ids.shape[0] - block_count)
+        if chain:
+            rows = virtual_ids[:block_count].view(-1, self._block_pages)
+            self._block_table.index_copy_(0, self._rows(chain), rows)
+            keys = np.concatenate((self._block_keys(chain), keys))
+        self._private_table[slot, : len(keys) - block_count] = virtual_ids[block_count:]
+        self._pages.write(virtual_ids, keys)
+
+    def write_states(
+        self, nodes: Sequence[Node], slot: int, serial: int, virtual_ids: torch.Tensor
+    ) -> None:
+        """Bind and stamp the state slots of one admission.
+
+        The first id is the working state of the request in `slot`, the others are checkpoints of
+        `nodes`, stamped with their `state_serial`.
+        """
+        if self._states is None:
+            return
+        self._working_table[slot : slot + 1] = virtual_ids[:1]
         if nodes:
-            self._block_table[self._rows(nodes)] = virtual_ids.view(-1, self._block_pages)
-            self._pages.write(virtual_ids, self._block_keys(nodes))
-
-    def write_states(self, nodes: Sequence[Node], virtual_ids: torch.Tensor) -> None:
-        """Bind one state slot a node, and stamp it with the node's `state_serial`."""
-        if nodes:
-            assert self._states is not None
-            self._state_table[self._rows(nodes)] = virtual_ids
-            self._states.write(virtual_ids, state_keys([node.state_serial for node in nodes]))
-
-    def write_private(self, slot: int, serial: int, virtual_ids: torch.Tensor) -> None:
-        """Bind the first private pages of the request in `slot`, and stamp them."""
-        page_count = virtual_ids.shape[0]
-        self._private_table[slot, :page_count] = virtual_ids
-        self._pages.write(virtual_ids, self._private_keys(serial, page_count))
-
-    def write_working_state(self, slot: int, serial: int, virtual_ids: torch.Tensor) -> None:
-        """Bind the working state slot (`[1]`) of the request in `slot`, and stamp it."""
-        if self._states is not None:
-            self._working_table[slot : slot + 1] = virtual_ids
-            self._states.write(virtual_ids, state_keys([serial]))
+            self._state_table.index_copy_(0, self._rows(nodes), virtual_ids[1:])
+        self._states.write(virtual_ids, state_keys([serial, *(n.state_serial for n in nodes)]))
 
     def grow(self, slots: NDArray[np.int64], serials: Keys, positions: NDArray[np.int64]) -> None:
         """Allocate one more private page for each of `slots`, and stamp them; all are `[n]`."""
         virtual_ids = self.timed.alloc(FULL, len(slots))
-        cells = torch.from_numpy(slots * self._private_table.shape[1] + positions)
-        cells = cells.to(self._private_table.device)
-        self._private_table.view(-1).index_copy_(0, cells, virtual_ids)
+        cells = self._upload(slots * self._private_table.shape[1] + positions)
+        self._private_cells.index_copy_(0, cells, virtual_ids)
         self._pages.write(virtual_ids, private_keys(serials, positions))
 
     def compare(self, nodes: Sequence[Node], state_nodes: Sequence[Node], moment: str) -> None:
         """Compare the pages of `nodes` and the states of `state_nodes` with their content."""
         if nodes:
             self._pages.compare(self._block_ids(nodes), self._block_keys(nodes), moment)
-        if state_nodes:
-            assert self._states is not None
-            virtual_ids = self._state_table[self._rows(state_nodes)]
-            keys = state_keys([node.state_serial for node in state_nodes])
-            self._states.compare(virtual_ids, keys, moment)
+        if state_nodes and self._states is not None:
+            self._states.compare(
+                self._state_ids(state_nodes), self._state_keys(state_nodes), moment
+            )
 
     def evict(self, chain: Sequence[Node]) -> None:
-        """Compare and free the pages of `chain` and the state of its first node, if any."""
+        """Compare and free the pages of `chain` and the states that its nodes have."""
+        virtual_ids = self._block_ids(chain)
+        self._pages.compare(virtual_ids, self._block_keys(chain), "before eviction")
+        self.timed.free(FULL, virtual_ids)
         holders = [node for node in chain if node.state_serial]
-        self.compare(chain, holders, "before eviction")
-        self.timed.free(FULL, self._block_ids(chain))
-        if holders:
-            self.timed.free(STATE, self._state_table[self._rows(holders)])
+        if holders and self._states is not None:
+            virtual_ids = self._state_ids(holders)
+            self._states.compare(virtual_ids, self._state_keys(holders), "before eviction")
+            self.timed.free(STATE, virtual_ids)
 
     def release(self, slot: int, serial: int, page_count: int) -> None:
         """Compare and free the private pages and the working state of the request in `slot`."""
@@ -134,13 +150,23 @@ class PageStore:
             self.timed.free(STATE, virtual_ids)
 
     def _rows(self, nodes: Sequence[Node]) -> torch.Tensor:
-        return torch.tensor([node.row for node in nodes], device=self._block_table.device)
+        return self._upload(np.array([node.row for node in nodes]))
+
+    def _upload(self, values: NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(values).to(self._block_table.device)
 
     def _block_ids(self, nodes: Sequence[Node]) -> torch.Tensor:
         return self._block_table.index_select(0, self._rows(nodes)).view(-1)
 
     def _block_keys(self, nodes: Sequence[Node]) -> Keys:
         return block_keys([node.block_hash for node in nodes], self._block_pages)
+
+    def _state_ids(self, nodes: Sequence[Node]) -> torch.Tensor:
+        return self._state_table.index_select(0, self._rows(nodes))
+
+    @staticmethod
+    def _state_keys(nodes: Sequence[Node]) -> Keys:
+        return state_keys([node.state_serial for node in nodes])
 
     @staticmethod
     def _private_keys(serial: int, page_count: int) -> Keys:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from kvdefrag import AllocatorError, Arena, ArenaStats, PoolSpec
+from kvdefrag.kernels.backend import choose_backend
 
 from .engine import Counters, Engine
 from .geometries import PoolLayout
@@ -51,6 +52,7 @@ class ReplayResult:
     verdict: Verdict
     faults: tuple[str, ...]
     backend: str
+    device: str
     elapsed_s: float
 
     @property
@@ -59,17 +61,25 @@ class ReplayResult:
         return not self.verdict.wrong_pages and not self.faults
 
 
+def make_arena(layout: PoolLayout, options: ReplayOptions) -> Arena:
+    """Make the arena of a replay; `AllocatorError` where it refuses layout, device or backend."""
+    specs = [PoolSpec(FULL, layout.page_bytes, page_size=layout.page_size, grows="up")]
+    if layout.state_bytes:
+        specs.append(PoolSpec(STATE, layout.state_bytes, page_size=1, grows="down"))
+    return Arena(layout.total_bytes, specs, device=options.device, backend=options.backend)
+
+
 def replay_trace(
-    requests: Sequence[Request],
+    arena: Arena,
     layout: PoolLayout,
+    requests: Sequence[Request],
     options: ReplayOptions,
     on_done: Callable[[], None] = lambda: None,
 ) -> ReplayResult:
-    """Replay `requests` on an arena made for `layout`; `on_done` runs once a request.
+    """Replay `requests` on an empty arena made for `layout`; `on_done` runs once a request.
 
-    Raises `ValueError` where the arena refuses the layout, the device or the backend.
+    Raises `AllocatorError` where the arena finds itself inconsistent on the way.
     """
-    arena = _make_arena(layout, options)
     arena.prewarm()
     answer_tokens = max(request.output_tokens for request in requests)
     store = PageStore(
@@ -90,16 +100,10 @@ def replay_trace(
         times=store.timed,
         verdict=store.verdict,
         faults=faults,
-        backend=arena.backend,
+        backend=choose_backend(options.backend, arena.device).name,
+        device=str(arena.device),
         elapsed_s=perf_counter() - start,
     )
-
-
-def _make_arena(layout: PoolLayout, options: ReplayOptions) -> Arena:
-    specs = [PoolSpec(FULL, layout.page_bytes, page_size=layout.page_size, grows="up")]
-    if layout.state_bytes:
-        specs.append(PoolSpec(STATE, layout.state_bytes, page_size=1, grows="down"))
-    return Arena(layout.total_bytes, specs, device=options.device, backend=options.backend)
 
 
 def _final_checks(
