@@ -46,15 +46,15 @@ def plan_moves(holes: Depths, span: int, move_limit: int | None = None) -> MoveP
     if hole_count == 1:
         return _plan_one(holes, span, move_limit)
     live = span - hole_count
-    moves = int(holes.searchsorted(live))
+    moves = absorbed_from = int(holes.searchsorted(live))
     if move_limit is not None and move_limit < moves:
+        # After the moves the band holds the live pages and holes[moves:absorbed_from]. A hole is
+        # absorbed if no more than ``moves`` live pages lie above it, that is from the first j with
+        # span - holes[j] - (hole_count - j) <= moves on.
         moves = move_limit
-    # After the move the band holds the live pages and holes[moves:absorbed_from]. A hole is
-    # absorbed when no more than ``moves`` live pages lie above it, that is from the first index j
-    # with span - holes[j] - (hole_count - j) <= moves on.
-    absorbed_from = bisect_left(
-        range(hole_count), live - moves, lo=moves, key=lambda j: int(holes[j]) - j
-    )
+        absorbed_from = bisect_left(
+            range(hole_count), live - moves, lo=moves, key=lambda j: int(holes[j]) - j
+        )
     span_after = live + absorbed_from - moves
     return MovePlan(
         _live_above(holes[absorbed_from:], span_after, span),

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 import triton.language as tl
 
-from .host import differ, look_up
+from .host import FRESH_ROWS, arithmetic_run, differ, look_up
 from .launch import LANES, Words, jit, launch, require_ids, require_words
 from .record import (
     CORRUPT,
@@ -149,10 +149,31 @@ def bind_host(
     if is_stopped_host(record):
         out[:] = 0
         return out
+    if take.head_count + take.newer_count == 0 and _bind_run(v2p, p2v, out, take):
+        return out
     pages = _taken_pages(holes, take)
     if not _bind_good(v2p, p2v, out, pages):
         bind_refusing_host(v2p, p2v, out, pages, record, call_tag)
     return out
+
+
+def _bind_run(v2p: Words, p2v: Words, ids: Words, take: Take) -> bool:
+    """``_bind_good`` for pages that are all fresh: a slice of p2v, neither gathered nor listed."""
+    if take.page_count < FRESH_ROWS:
+        return False
+    last = take.first_page + (take.page_count - 1) * take.page_step
+    low, high = min(take.first_page, last), max(take.first_page, last)
+    if low < 1 or high >= p2v.size:
+        return False
+    run = p2v[low : high + 1][:: take.page_step]
+    try:
+        if differ(run, -1) or differ(look_up(v2p, ids), -1):
+            return False
+    except IndexError:
+        return False
+    run[:] = ids
+    v2p[ids] = arithmetic_run(take.first_page, take.page_step, take.page_count)
+    return True
 
 
 def _taken_pages(holes: Words, take: Take) -> Words:
@@ -179,9 +200,8 @@ def _bind_good(v2p: Words, p2v: Words, ids: Words, pages: Words) -> bool:
         v2p[virtual] = page
         p2v[page] = virtual
         return True
-    if np.minimum.reduce(ids) < 1 or np.minimum.reduce(pages) < 1:
-        return False
     try:
+        # Row 0 is never -1, so that the sink cannot be bound either.
         if differ(look_up(v2p, ids), -1) or differ(look_up(p2v, pages), -1):
             return False
     except IndexError:
@@ -306,9 +326,8 @@ def _unbind_good(v2p: Words, p2v: Words, ids: Words, pages: Words) -> bool:
         return True
     try:
         pages[:] = look_up(v2p, ids)
-        if np.minimum.reduce(ids) < 1 or np.minimum.reduce(pages) < 1:
-            return False
-        if differ(look_up(p2v, pages), ids):
+        # The sink owns itself: id 0 is the one id that agrees without being allocated.
+        if differ(look_up(p2v, pages), ids) or np.count_nonzero(ids) < ids.size:
             return False
     except IndexError:
         return False

@@ -113,10 +113,9 @@ def _gather_good(
     try:
         virtual = look_up(p2v, sources, 0)
         virtual_ids[: sources.size] = virtual
-        # A negative source finds an owner whose page is another one; page 0 is owned by id 0.
+        # The sink owns itself: page 0 is the one source that agrees without being allocated.
         return not (
-            np.minimum.reduce(virtual) < 1
-            or np.minimum.reduce(targets) < 1
+            np.count_nonzero(sources) < sources.size
             or differ(look_up(v2p, virtual, 1), sources)
             or differ(look_up(p2v, targets, 1), -1)
         )

@@ -18,6 +18,7 @@ class _Scratch(threading.local):
 
     def __init__(self) -> None:
         self.arrays: dict[int, Words] = {}
+        self.counted: Words = np.arange(FRESH_ROWS)
 
     def words(self, slot: int, count: int) -> Words:
         array = self.arrays.get(slot)
@@ -30,16 +31,27 @@ _scratch = _Scratch()
 
 
 def look_up(table: Words, rows: Words, slot: int = 0) -> Words:
-    """``table[rows]`` for rows that must not lie beyond the table; negative rows give any entry.
+    """``table[rows]``; IndexError for a row outside ``0..table.size - 1``, negative ones included.
 
-    The result may be scratch memory, good until the next call with this ``slot``. Raises IndexError
-    for a row beyond the table.
+    The result may be scratch memory, good until the next call with this ``slot``.
     """
+    # As unsigned numbers negative rows are the largest, so that one reduction checks both ends.
+    if np.maximum.reduce(rows.view(np.uint64)) >= table.size:
+        raise IndexError("row outside the table")
     if rows.size < FRESH_ROWS:
         return table[rows]
-    if np.maximum.reduce(rows) >= table.size:
-        raise IndexError(rows.max())
     return table.take(rows, out=_scratch.words(slot, rows.size), mode="clip")
+
+
+def arithmetic_run(first: int, step: int, count: int, slot: int = 0) -> Words:
+    """``first, first + step, ...`` for a step of 1 or -1: int64 [count] in scratch memory."""
+    counted = _scratch.counted
+    if counted.size < count:
+        counted = _scratch.counted = np.arange(2 * count)
+    run = _scratch.words(slot, count)
+    if step == 1:
+        return np.add(counted[:count], first, out=run)
+    return np.subtract(first, counted[:count], out=run)
 
 
 def differ(left: npt.NDArray[np.int64], right: Words | int) -> bool:

@@ -16,7 +16,7 @@ from kvdefrag import MultiEndedAllocator
 from .content_keys import Keys, mix64
 
 WORD_BYTES = 8
-CHUNK_BYTES = {"cpu": 1 << 19, "cuda": 1 << 26}
+CHUNK_BYTES = {"cpu": 1 << 20, "cuda": 1 << 26}
 SAMPLED_KEYS = np.uint64(1 << 60)
 """A sampled page's mixed key lies below this: 1 page in 16."""
 

@@ -12,9 +12,12 @@ Every page is stamped when it is written, and compared when a prefix hits, befor
 the end.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
+
+import torch
 
 from kvdefrag import AllocatorError, Arena, ArenaStats, PoolSpec
 from kvdefrag.kernels.backend import choose_backend
@@ -92,8 +95,9 @@ def replay_trace(
     )
     engine = Engine(store, layout, requests, options.running, on_done)
     start = perf_counter()
-    engine.run()
-    faults = _final_checks(arena, engine, store, layout)
+    with _one_thread():
+        engine.run()
+        faults = _final_checks(arena, engine, store, layout)
     return ReplayResult(
         counters=engine.counters,
         stats=arena.stats(),
@@ -104,6 +108,20 @@ def replay_trace(
         device=str(arena.device),
         elapsed_s=perf_counter() - start,
     )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Run torch operators on one thread: for small ones, waking another costs more than it saves.
+
+    On a machine that has other work, waiting for that thread makes a replay several times slower.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _final_checks(
