@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+
 from kvdefrag.kernels.backend import Backend, choose_backend
 
 from .arguments import pool_counts
@@ -98,7 +99,7 @@ class Arena:
         Side-effect free.
         """
         self._shared.record.raise_if_stopped()
-        asked = pool_counts("page_counts", page_counts, self._pools)
+        asked = pool_counts("page_counts", page_counts, list(self._pools))
         return self._shared.capacity.short_of(asked) is None
 
     def alloc_many(self, page_counts: Mapping[str, int]) -> dict[str, torch.Tensor]:
@@ -107,16 +108,15 @@ class Arena:
         Raises OutOfPages, with nothing changed, if they do not fit together.
         """
         shared = self._shared
-        asked = pool_counts("page_counts", page_counts, self._pools)
+        asked = pool_counts("page_counts", page_counts, list(self._pools))
         shared.record.raise_if_stopped()
         shared.counters.alloc_calls += 1
         make_room(shared, asked)
-        granted = {
+        return {
             band.spec.name: bind_pages(shared, band, asked[band.spec.name])
             for band in self._bands
             if band.spec.name in asked
         }
-        return granted
 
     def flush(
         self,

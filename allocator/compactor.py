@@ -7,6 +7,7 @@ from time import perf_counter_ns
 from typing import NamedTuple
 
 import torch
+
 from kvdefrag.kernels.backend import Backend, Operand
 from kvdefrag.kernels.launch import Words
 
@@ -156,7 +157,7 @@ class Compactor:
     ) -> list[tuple[Mover | None, Operand, Operand]]:
         """One upload, then the move batches in stream order: mover, sources and targets of each."""
         words = self._stage(bands, plans)
-        uploaded = self._backend.upload(self._upload, words) if words else None
+        uploaded: Operand = self._backend.upload(self._upload, words) if words else None
         batches = []
         start = 0
         for band, plan in zip(bands, plans, strict=True):

@@ -1,16 +1,17 @@
 """The errors, by whose fault they are, and the device fault record behind two of them.
 
-    AllocatorError
-    +-- UsageError(ValueError)   the caller's: a wrong argument, a double free, an unknown id
-    +-- OutOfPages               nobody's: the pools are full; has ``asked`` and ``available``
-    +-- CorruptState             the tables disagree; has ``violations``
+AllocatorError
++-- UsageError(ValueError)   the caller's: a wrong argument, a double free, an unknown id
++-- OutOfPages               nobody's: the pools are full; has ``asked`` and ``available``
++-- CorruptState             the tables disagree; has ``violations``
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
+
 from kvdefrag.kernels.backend import Backend
 from kvdefrag.kernels.launch import Words
 from kvdefrag.kernels.record import CORRUPT, FAULT_TEXT, RECORD_WORDS, SLOT_WORDS, USAGE
@@ -41,14 +42,19 @@ class OutOfPages(AllocatorError):
 
 
 class CorruptState(AllocatorError):
-    """Tables, lists or counts disagree. ``violations`` lists every finding."""
+    """Tables, lists or counts disagree.
 
-    def __init__(self, violations: list[str]) -> None:
+    ``violations`` lists every finding; ``fault`` is what a kernel recorded, if it was one.
+    """
+
+    def __init__(self, violations: list[str], fault: Fault | None = None) -> None:
         super().__init__("; ".join(violations))
         self.violations = violations
+        self.fault = fault
 
 
-class Fault(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Fault:
     """One slot of the device record, read back. Ids that do not apply are -1."""
 
     code: int
@@ -71,8 +77,8 @@ class Fault(NamedTuple):
 class FaultRecord:
     """The device record of one arena, and what the host has seen of it.
 
-    ``words``: int64 [16] on the device (layout: ``kernels.record``). ``stopped`` holds the
-    violations once a corrupt state was seen; from then on the guarded calls raise.
+    ``words``: int64 [16] on the device (layout: ``kernels.record``). ``stopped`` holds what was
+    found (violations, fault) once a corrupt state was seen; from then on the guarded calls raise.
     """
 
     __slots__ = ("_pool_names", "call_number", "stopped", "words")
@@ -80,7 +86,7 @@ class FaultRecord:
     def __init__(self, backend: Backend, device: torch.device, pool_names: list[str]) -> None:
         self.words = backend.operand(torch.zeros(RECORD_WORDS, dtype=torch.int64, device=device))
         self.call_number = 0
-        self.stopped: list[str] | None = None
+        self.stopped: tuple[list[str], Fault | None] | None = None
         self._pool_names = pool_names
 
     def next_call_tag(self, pool_index: int) -> int:
@@ -91,12 +97,12 @@ class FaultRecord:
     def raise_if_stopped(self) -> None:
         """Raise CorruptState if one was seen before."""
         if self.stopped is not None:
-            raise CorruptState(self.stopped)
+            raise CorruptState(*self.stopped)
 
-    def stop(self, violations: list[str]) -> CorruptState:
+    def stop(self, violations: list[str], fault: Fault | None = None) -> CorruptState:
         """Refuse every guarded call from now on; returns the error to raise."""
-        self.stopped = violations
-        return CorruptState(violations)
+        self.stopped = (violations, fault)
+        return CorruptState(violations, fault)
 
     def holds_fault(self, words: Words) -> bool:
         """Whether ``words``, int64 [16] read back from the device, hold any fault."""

@@ -7,6 +7,7 @@ positions, the ``bind`` and ``unbind`` kernels read and write the entries.
 from __future__ import annotations
 
 import torch
+
 from kvdefrag.kernels.backend import Backend, Operand
 
 

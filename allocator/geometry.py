@@ -12,6 +12,7 @@ from typing import Any, Literal, overload
 
 import numpy as np
 import torch
+
 from kvdefrag.kernels.launch import Words
 
 from .faults import UsageError

@@ -7,9 +7,11 @@ that it checks. A violation is a sentence with the pool and the numbers that dis
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
+
 from kvdefrag.kernels.backend import Operand
 from kvdefrag.kernels.launch import Words
 
@@ -127,7 +129,7 @@ def byte_violations(bands: Sequence[Band], total_bytes: int) -> list[str]:
     parts = byte_map(bands, total_bytes)
     found = [
         f"bytes {low[1]} to {low[2]} ({low[0]}) overlap {high[1]} to {high[2]} ({high[0]})"
-        for low, high in zip(parts, parts[1:], strict=False)
+        for low, high in pairwise(parts)
         if high[1] < low[2]
     ]
     held = sum(end - start for _, start, end in parts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
 from kvdefrag.kernels.backend import Backend
 
 from .arguments import ID_DTYPES, device_ids

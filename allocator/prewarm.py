@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+
 from kvdefrag.kernels.backend import Backend
 from kvdefrag.kernels.bind import Take
 from kvdefrag.kernels.record import CORRUPT, RECORD_WORDS

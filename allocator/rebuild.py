@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+
 from kvdefrag.kernels.backend import Backend
 from kvdefrag.kernels.launch import Words
 
@@ -26,11 +27,11 @@ def raise_faults(
         return
     corrupt = record.corrupt_fault(words)
     if corrupt is not None:
-        raise record.stop([str(corrupt)])
+        raise record.stop([str(corrupt)], corrupt)
     refused = record.usage_fault(words)
     violations = [text for band in bands for text in table_violations(band)]
     if violations:
-        raise record.stop([str(refused), *violations])
+        raise record.stop([str(refused), *violations], refused)
     for band in bands:
         rebuild(band, backend)
     record.clear()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+
 from kvdefrag.kernels.backend import Backend
 from kvdefrag.kernels.launch import Words
 from kvdefrag.kernels.record import RECORD_WORDS

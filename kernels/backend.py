@@ -150,8 +150,9 @@ class TritonBackend:
     def upload(self, staging: Staging, word_count: int) -> torch.Tensor:
         """One copy out of pinned memory, in stream order."""
         self.host_to_device_copies += 1
-        staging.device[:word_count].copy_(staging.pinned[:word_count], non_blocking=True)
-        return staging.device
+        device: torch.Tensor = staging.device
+        device[:word_count].copy_(staging.pinned[:word_count], non_blocking=True)
+        return device
 
     def check_page_bytes(self, buffer: torch.Tensor, page_bytes: int) -> None:
         """32-bit unit arithmetic limits the size of a page."""
@@ -207,7 +208,7 @@ class HostBackend:
     def upload(self, staging: Staging, word_count: int) -> Words:
         """Nothing to move."""
         self.host_to_device_copies += 1
-        return staging.device
+        return staging.host
 
     def check_page_bytes(self, buffer: torch.Tensor, page_bytes: int) -> None:
         """Any size will do."""

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 import triton.language as tl
 
-from .host import FRESH_ROWS, arithmetic_run, differ, look_up
+from .host import FRESH_ROWS, bind_good_host, bind_run_host, unbind_good_host
 from .launch import LANES, Words, jit, launch, require_ids, require_words
 from .record import (
     CORRUPT,
@@ -21,8 +21,8 @@ from .record import (
     RECORD_WORDS,
     TABLES_DISAGREE,
     USAGE,
-    _stopped,
     _record_fault,
+    _stopped,
     is_stopped_host,
 )
 from .refuse import bind_refusing_host, unbind_refusing_host
@@ -149,31 +149,13 @@ def bind_host(
     if is_stopped_host(record):
         out[:] = 0
         return out
-    if take.head_count + take.newer_count == 0 and _bind_run(v2p, p2v, out, take):
+    is_run = take.page_count >= FRESH_ROWS and take.head_count + take.newer_count == 0
+    if is_run and bind_run_host(v2p, p2v, out, take.first_page, take.page_step):
         return out
     pages = _taken_pages(holes, take)
-    if not _bind_good(v2p, p2v, out, pages):
+    if not bind_good_host(v2p, p2v, out, pages):
         bind_refusing_host(v2p, p2v, out, pages, record, call_tag)
     return out
-
-
-def _bind_run(v2p: Words, p2v: Words, ids: Words, take: Take) -> bool:
-    """``_bind_good`` for pages that are all fresh: a slice of p2v, neither gathered nor listed."""
-    if take.page_count < FRESH_ROWS:
-        return False
-    last = take.first_page + (take.page_count - 1) * take.page_step
-    low, high = min(take.first_page, last), max(take.first_page, last)
-    if low < 1 or high >= p2v.size:
-        return False
-    run = p2v[low : high + 1][:: take.page_step]
-    try:
-        if differ(run, -1) or differ(look_up(v2p, ids), -1):
-            return False
-    except IndexError:
-        return False
-    run[:] = ids
-    v2p[ids] = arithmetic_run(take.first_page, take.page_step, take.page_count)
-    return True
 
 
 def _taken_pages(holes: Words, take: Take) -> Words:
@@ -187,28 +169,6 @@ def _taken_pages(holes: Words, take: Take) -> Words:
         end = take.first_page + fresh * take.page_step
         parts.append(np.arange(take.first_page, end, take.page_step))
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def _bind_good(v2p: Words, p2v: Words, ids: Words, pages: Words) -> bool:
-    """Bind all of ``ids`` if every pair is good; else change nothing and say False."""
-    if ids.size == 1:
-        virtual, page = ids.item(), pages.item()
-        if not (0 < virtual < v2p.size and 0 < page < p2v.size):
-            return False
-        if v2p.item(virtual) != -1 or p2v.item(page) != -1:
-            return False
-        v2p[virtual] = page
-        p2v[page] = virtual
-        return True
-    try:
-        # Row 0 is never -1, so that the sink cannot be bound either.
-        if differ(look_up(v2p, ids), -1) or differ(look_up(p2v, pages), -1):
-            return False
-    except IndexError:
-        return False
-    v2p[ids] = pages
-    p2v[pages] = ids
-    return True
 
 
 @jit(
@@ -308,35 +268,5 @@ def unbind_host(
     pages = holes[holes_end : holes_end + page_count]
     ids = free_ids[free_ids_end : free_ids_end + page_count]
     ids[:] = virtual_ids
-    if not _unbind_good(v2p, p2v, ids, pages):
+    if not unbind_good_host(v2p, p2v, ids, pages):
         unbind_refusing_host(v2p, p2v, ids, pages, record, call_tag)
-
-
-def _unbind_good(v2p: Words, p2v: Words, ids: Words, pages: Words) -> bool:
-    """Unbind all of ``ids`` and write their ``pages``; else leave the tables and say False."""
-    if ids.size == 1:
-        virtual = ids.item()
-        if not 0 < virtual < v2p.size:
-            return False
-        page = v2p.item(virtual)
-        if not 0 < page < p2v.size or p2v.item(page) != virtual:
-            return False
-        pages[0] = page
-        v2p[virtual] = p2v[page] = -1
-        return True
-    try:
-        pages[:] = look_up(v2p, ids)
-        # The sink owns itself: id 0 is the one id that agrees without being allocated.
-        if differ(look_up(p2v, pages), ids) or np.count_nonzero(ids) < ids.size:
-            return False
-    except IndexError:
-        return False
-    # Two equal ids name one page: a tag written there by one is overwritten by the other.
-    tags = np.arange(ids.size)
-    p2v[pages] = tags
-    if differ(look_up(p2v, pages), tags):
-        p2v[pages] = ids
-        return False
-    p2v[pages] = -1
-    v2p[ids] = -1
-    return True

@@ -140,26 +140,46 @@ def copy_pages(
     require_words("targets", targets, sources.numel(), buffer)
     require_words("record", record, RECORD_WORDS, buffer)
     form = copy_form(buffer, page_bytes)
-    unit_bytes, page_units, words_per_unit, chunked = form
-    words = buffer[: buffer.numel() // unit_bytes * unit_bytes].view(WORD_DTYPES[unit_bytes])
-    if chunked:
-        chunk_count = -(-page_units * words_per_unit // CHUNK_WORDS)
-        launch(
-            _copy_chunked_kernel,
-            sources.numel() * chunk_count,
-            words, sources, targets, record, page_units, chunk_count,
-            WORDS_PER_UNIT=words_per_unit, BLOCK=CHUNK_WORDS,
-        )  # fmt: skip
-        return
-    pairs_per_launch = MAX_UNITS // page_units
+    whole_units = buffer.numel() // form.unit_bytes * form.unit_bytes
+    words = buffer[:whole_units].view(WORD_DTYPES[form.unit_bytes])
+    if form.chunked:
+        _launch_chunked(words, sources, targets, record, form)
+    else:
+        _launch_flat(words, sources, targets, record, form)
+
+
+def _launch_chunked(
+    words: torch.Tensor,
+    sources: torch.Tensor,
+    targets: torch.Tensor,
+    record: torch.Tensor,
+    form: CopyForm,
+) -> None:
+    chunk_count = -(-form.page_units * form.words_per_unit // CHUNK_WORDS)
+    launch(
+        _copy_chunked_kernel,
+        sources.numel() * chunk_count,
+        words, sources, targets, record, form.page_units, chunk_count,
+        WORDS_PER_UNIT=form.words_per_unit, BLOCK=CHUNK_WORDS,
+    )  # fmt: skip
+
+
+def _launch_flat(
+    words: torch.Tensor,
+    sources: torch.Tensor,
+    targets: torch.Tensor,
+    record: torch.Tensor,
+    form: CopyForm,
+) -> None:
+    pairs_per_launch = MAX_UNITS // form.page_units
     for start in range(0, sources.numel(), pairs_per_launch):
         part = slice(start, start + pairs_per_launch)
-        unit_count = sources[part].numel() * page_units
+        unit_count = sources[part].numel() * form.page_units
         launch(
             _copy_flat_kernel,
             -(-unit_count // FLAT_UNITS),
-            words, sources[part], targets[part], record, page_units, unit_count,
-            WORDS_PER_UNIT=words_per_unit, UNITS=FLAT_UNITS,
+            words, sources[part], targets[part], record, form.page_units, unit_count,
+            WORDS_PER_UNIT=form.words_per_unit, UNITS=FLAT_UNITS,
         )  # fmt: skip
 
 

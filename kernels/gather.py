@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 import triton.language as tl
 
-from .host import differ, look_up
+from .host import gather_good_host
 from .launch import LANES, Words, jit, launch, require_words
 from .record import (
     CORRUPT,
@@ -95,29 +94,5 @@ def gather_virtual_host(
     call_tag: int,
 ) -> None:
     """``gather_virtual`` on host memory."""
-    if sources.size and not _gather_good(v2p, p2v, sources, targets, virtual_ids):
+    if sources.size and not gather_good_host(v2p, p2v, sources, targets, virtual_ids):
         gather_refusing_host(v2p, p2v, sources, targets, virtual_ids, record, call_tag)
-
-
-def _gather_good(
-    v2p: Words, p2v: Words, sources: Words, targets: Words, virtual_ids: Words
-) -> bool:
-    """Fill ``virtual_ids`` and say whether every pair is good."""
-    if sources.size == 1:
-        source, target = sources.item(), targets.item()
-        if not (0 < source < p2v.size and 0 < target < p2v.size) or p2v.item(target) != -1:
-            return False
-        virtual = p2v.item(source)
-        virtual_ids[0] = virtual
-        return bool(0 < virtual < v2p.size and v2p.item(virtual) == source)
-    try:
-        virtual = look_up(p2v, sources, 0)
-        virtual_ids[: sources.size] = virtual
-        # The sink owns itself: page 0 is the one source that agrees without being allocated.
-        return not (
-            np.count_nonzero(sources) < sources.size
-            or differ(look_up(v2p, virtual, 1), sources)
-            or differ(look_up(p2v, targets, 1), -1)
-        )
-    except IndexError:
-        return False

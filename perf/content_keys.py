@@ -2,20 +2,22 @@
 
 A page of a shared block has a key of its block hash and its place in the block, so that a prefix
 hit is compared with what the trace says must be there. Private pages and states have keys of
-serial numbers that are used once. Keys of one kind are distinct, keys of two kinds are as good as.
+serial numbers that are used once. Two equal keys are as likely as two equal random 64-bit numbers.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
+Integers = NDArray[np.int64]
 Keys = NDArray[np.uint64]
+
+PRIVATE_KEY_STEP = np.uint64(0xBF58476D1CE4E5B9)
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _FINAL_MULTIPLIER = np.uint64(0xD6E8FEB86659FD93)
 _HALF_BITS = np.uint64(32)
 _PRIVATE_DOMAIN = np.uint64(0x5851F42D4C957F2D)
 _STATE_DOMAIN = np.uint64(0x14057B7EF767814F)
-_POSITION_BITS = np.uint64(24)
 
 
 def mix64(values: Keys) -> Keys:
@@ -34,10 +36,13 @@ def block_keys(block_hashes: list[int], block_pages: int) -> Keys:
     return mix64(hashes[:, None] + places).reshape(-1)
 
 
-def private_keys(serials: Keys, positions: NDArray[np.int64]) -> Keys:
-    """Give the keys of private pages from their request's serial and their position in it."""
-    places = positions.astype(np.uint64)
-    return mix64((serials << _POSITION_BITS | places) ^ _PRIVATE_DOMAIN)
+def private_keys(serial: int, first: int, page_count: int) -> Keys:
+    """Give the keys of a request's private pages `first` to `first + page_count - 1`.
+
+    They are `PRIVATE_KEY_STEP` apart (modulo 2**64), so that a step adds pages with one addition.
+    """
+    start = mix64(np.array([serial], dtype=np.uint64) ^ _PRIVATE_DOMAIN)
+    return start + np.arange(first, first + page_count, dtype=np.uint64) * PRIVATE_KEY_STEP
 
 
 def state_keys(serials: list[int]) -> Keys:

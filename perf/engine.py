@@ -152,8 +152,8 @@ class Engine:
             self._preempt_youngest()
             slots = batch.short_of_a_page()
         if slots.size:
-            serials, positions = batch.growth(slots)
-            self._store.grow(slots, serials, positions)
+            positions, keys = batch.growth(slots)
+            self._store.grow(slots, positions, keys)
             batch.add_pages(slots)
         for slot in batch.ended():
             job = self._release(slot)

@@ -13,12 +13,18 @@ import torch
 
 from kvdefrag import MultiEndedAllocator
 
-from .content_keys import Keys, mix64
+from .content_keys import Integers, Keys, mix64
 
 WORD_BYTES = 8
 CHUNK_BYTES = {"cpu": 1 << 20, "cuda": 1 << 26}
 SAMPLED_KEYS = np.uint64(1 << 60)
 """A sampled page's mixed key lies below this: 1 page in 16."""
+
+
+def to_device(values: Integers, device: torch.device) -> torch.Tensor:
+    """Give `values` as a tensor on `device`; on the CPU it shares their memory."""
+    tensor = torch.from_numpy(values)
+    return tensor if device.type == "cpu" else tensor.to(device)
 
 
 @dataclass(frozen=True)
@@ -75,12 +81,6 @@ class PageStamps:
         base = mix64(np.arange(1, words + 1, dtype=np.uint64))
         self._base = torch.from_numpy(base.view(np.int64)).to(pages.device)
         self._chunk_pages = max(1, CHUNK_BYTES[pages.device.type] // page_bytes)
-        self._expected = torch.empty(
-            (self._chunk_pages, words), dtype=torch.int64, device=pages.device
-        )
-        self._found = torch.empty(
-            (self._chunk_pages, self._cells.shape[1]), dtype=self._cells.dtype, device=pages.device
-        )
 
     def write(self, virtual_ids: torch.Tensor, keys: Keys) -> None:
         """Fill the pages `virtual_ids` (int64, `[n]`) with the patterns of `keys` (`[n]`)."""
@@ -93,8 +93,7 @@ class PageStamps:
         What is found goes to the verdict; `moment` says there when the comparison was made.
         """
         for ids, expected in self._chunks(virtual_ids, keys):
-            found = self._found.narrow(0, 0, ids.shape[0])
-            torch.index_select(self._cells, 0, self._pool.translate(ids), out=found)
+            found = self._cells.index_select(0, self._pool.translate(ids))
             self._verdict.pages_checked += ids.shape[0]
             if not torch.equal(found, expected):
                 self._record(ids, expected, found, moment)
@@ -102,25 +101,24 @@ class PageStamps:
     def _chunks(
         self, virtual_ids: torch.Tensor, keys: Keys
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield ids and expected cells chunk by chunk; the cells last until the next chunk."""
+        """Yield ids and the cells that their pages must hold, chunk by chunk."""
         if self._verify == "off":
             return
         if self._verify == "sample":
             sampled = np.flatnonzero(mix64(keys ^ self._seed) < SAMPLED_KEYS)
-            virtual_ids = virtual_ids[torch.from_numpy(sampled).to(virtual_ids.device)]
+            virtual_ids = virtual_ids[to_device(sampled, virtual_ids.device)]
             keys = keys[sampled]
-        key_words = torch.from_numpy(keys.view(np.int64)).to(self._base.device)
-        if 0 < len(keys) <= self._chunk_pages:
-            yield virtual_ids, self._pattern(key_words)
+        if len(keys) <= self._chunk_pages:
+            if len(keys):
+                yield virtual_ids, self._pattern(keys)
             return
         for first in range(0, len(keys), self._chunk_pages):
             chunk = slice(first, first + self._chunk_pages)
-            yield virtual_ids[chunk], self._pattern(key_words[chunk])
+            yield virtual_ids[chunk], self._pattern(keys[chunk])
 
-    def _pattern(self, key_words: torch.Tensor) -> torch.Tensor:
-        """Give the cells that pages with these keys must hold, in the scratch memory."""
-        words = self._expected.narrow(0, 0, key_words.shape[0])
-        torch.bitwise_xor(key_words.unsqueeze(1), self._base, out=words)
+    def _pattern(self, keys: Keys) -> torch.Tensor:
+        key_column = to_device(keys.view(np.int64)[:, None], self._base.device)
+        words = torch.bitwise_xor(key_column, self._base)
         if self._cells.dtype == torch.int64:
             return words
         return words.view(torch.uint8)[:, : self._cells.shape[1]]

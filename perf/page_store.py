@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from kvdefrag import Arena
 
-from .content_keys import Keys, block_keys, private_keys, state_keys
+from .content_keys import Integers, Keys, block_keys, private_keys, state_keys
 from .geometries import PoolLayout
-from .page_stamps import PageStamps, Verdict
+from .page_stamps import PageStamps, Verdict, to_device
 from .prefix_cache import Node
 from .timed_arena import TimedArena
 
@@ -46,6 +45,7 @@ class PageStore:
         self.rows = layout.num_pages // layout.block_pages
         self.verdict = Verdict()
         self._block_pages = layout.block_pages
+        self._private_pages = private_pages
         self._pages = PageStamps(FULL, arena[FULL], self.verdict, verify, seed)
         self._states: PageStamps | None = None
         if layout.state_bytes:
@@ -87,7 +87,7 @@ class PageStore:
         the request in `slot`.
         """
         block_count = len(chain) * self._block_pages
-        keys = self._private_keys(serial, virtual_ids.shape[0] - block_count)
+        keys = private_keys(serial, 0, virtual_ids.shape[0] - block_count)
         if chain:
             rows = virtual_ids[:block_count].view(-1, self._block_pages)
             self._block_table.index_copy_(0, self._rows(chain), rows)
@@ -110,12 +110,15 @@ class PageStore:
             self._state_table.index_copy_(0, self._rows(nodes), virtual_ids[1:])
         self._states.write(virtual_ids, state_keys([serial, *(n.state_serial for n in nodes)]))
 
-    def grow(self, slots: NDArray[np.int64], serials: Keys, positions: NDArray[np.int64]) -> None:
-        """Allocate one more private page for each of `slots`, and stamp them; all are `[n]`."""
+    def grow(self, slots: Integers, positions: Integers, keys: Keys) -> None:
+        """Allocate and stamp one more private page for each of `slots`; all are `[n]`.
+
+        `positions` are the new pages' places among the private pages of their request.
+        """
         virtual_ids = self.timed.alloc(FULL, len(slots))
-        cells = self._upload(slots * self._private_table.shape[1] + positions)
+        cells = to_device(slots * self._private_pages + positions, self._private_cells.device)
         self._private_cells.index_copy_(0, cells, virtual_ids)
-        self._pages.write(virtual_ids, private_keys(serials, positions))
+        self._pages.write(virtual_ids, keys)
 
     def compare(self, nodes: Sequence[Node], state_nodes: Sequence[Node], moment: str) -> None:
         """Compare the pages of `nodes` and the states of `state_nodes` with their content."""
@@ -141,7 +144,7 @@ class PageStore:
         """Compare and free the private pages and the working state of the request in `slot`."""
         if page_count:
             virtual_ids = self._private_table[slot, :page_count]
-            keys = self._private_keys(serial, page_count)
+            keys = private_keys(serial, 0, page_count)
             self._pages.compare(virtual_ids, keys, "before release")
             self.timed.free(FULL, virtual_ids)
         if self._states is not None:
@@ -150,10 +153,8 @@ class PageStore:
             self.timed.free(STATE, virtual_ids)
 
     def _rows(self, nodes: Sequence[Node]) -> torch.Tensor:
-        return self._upload(np.array([node.row for node in nodes]))
-
-    def _upload(self, values: NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._block_table.device)
+        rows = np.array([node.row for node in nodes])
+        return to_device(rows, self._block_table.device)
 
     def _block_ids(self, nodes: Sequence[Node]) -> torch.Tensor:
         return self._block_table.index_select(0, self._rows(nodes)).view(-1)
@@ -167,8 +168,3 @@ class PageStore:
     @staticmethod
     def _state_keys(nodes: Sequence[Node]) -> Keys:
         return state_keys([node.state_serial for node in nodes])
-
-    @staticmethod
-    def _private_keys(serial: int, page_count: int) -> Keys:
-        serials = np.full(page_count, serial, dtype=np.uint64)
-        return private_keys(serials, np.arange(page_count))

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from .content_keys import PRIVATE_KEY_STEP, Integers, Keys, private_keys
 from .prefix_cache import Node
 from .trace import BLOCK_TOKENS, Request
 
@@ -41,8 +41,8 @@ class RunningBatch:
     """Slots of running requests, advanced together.
 
     Arrays over the slots: tokens that the private pages still take (negative: one page is
-    missing), tokens still to generate, private pages held, and serials, which grow with each
-    admission.
+    missing), tokens still to generate, private pages held and the key of the next one, and serials,
+    which grow with each admission.
     """
 
     def __init__(self, slots: int, page_size: int) -> None:
@@ -53,7 +53,8 @@ class RunningBatch:
         self._slack = np.full(slots, IDLE, dtype=np.int64)
         self._remaining = np.full(slots, IDLE, dtype=np.int64)
         self._page_counts = np.zeros(slots, dtype=np.int64)
-        self._serials = np.zeros(slots, dtype=np.uint64)
+        self._next_keys = np.zeros(slots, dtype=np.uint64)
+        self._serials = np.zeros(slots, dtype=np.int64)
 
     @property
     def full(self) -> bool:
@@ -67,6 +68,7 @@ class RunningBatch:
         self._slack[slot] = page_count * self._page_size - job.private_tokens
         self._remaining[slot] = job.request.output_tokens - job.generated
         self._page_counts[slot] = page_count
+        self._next_keys[slot] = private_keys(serial, page_count, 1)[0]
         self._serials[slot] = serial
         self.count += 1
         return slot
@@ -94,7 +96,7 @@ class RunningBatch:
         self._remaining -= steps
         return steps
 
-    def short_of_a_page(self) -> NDArray[np.int64]:
+    def short_of_a_page(self) -> Integers:
         """Return the slots whose newest token has no page yet."""
         return (self._slack < 0).nonzero()[0]
 
@@ -105,14 +107,15 @@ class RunningBatch:
         slots: list[int] = (self._remaining <= 0).nonzero()[0].tolist()
         return slots
 
-    def growth(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """Return the serials of `slots`, and the position that the next private page has."""
-        return self._serials[slots], self._page_counts[slots]
+    def growth(self, slots: Integers) -> tuple[Integers, Keys]:
+        """Return position and key of the next private page of each of `slots`."""
+        return self._page_counts[slots], self._next_keys[slots]
 
-    def add_pages(self, slots: NDArray[np.int64]) -> None:
+    def add_pages(self, slots: Integers) -> None:
         """Note that each of `slots` got one more page."""
         self._slack[slots] += self._page_size
         self._page_counts[slots] += 1
+        self._next_keys[slots] += PRIVATE_KEY_STEP
 
     def youngest(self) -> int:
         """Return the slot that was admitted last."""

@@ -1,4 +1,4 @@
-"""kvdefrag packs the live pages of a shared KV cache together, on the GPU, while the server runs."""
+"""kvdefrag packs the live pages of a shared KV cache on the GPU while the server runs."""
 
 from kvdefrag.allocator import (
     AllocatorError,
