@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,28 +19,17 @@ from .geometry import require_count
 from .stats import Counters
 
 
+@dataclass(frozen=True, slots=True)
 class Shared:
     """What the pools of one arena have in common."""
 
-    __slots__ = ("backend", "capacity", "compactor", "counters", "debug", "device", "record")
-
-    def __init__(
-        self,
-        backend: Backend,
-        device: torch.device,
-        record: FaultRecord,
-        capacity: Capacity,
-        compactor: Compactor,
-        counters: Counters,
-        debug: bool,
-    ) -> None:
-        self.backend = backend
-        self.device = device
-        self.record = record
-        self.capacity = capacity
-        self.compactor = compactor
-        self.counters = counters
-        self.debug = debug
+    backend: Backend
+    device: torch.device
+    record: FaultRecord
+    capacity: Capacity
+    compactor: Compactor
+    counters: Counters
+    debug: bool
 
 
 class MultiEndedAllocator:
@@ -176,6 +166,8 @@ class MultiEndedAllocator:
         good until pages move: ``arena.layout_version`` tells.
         """
         ids = self._ids(virtual_ids)
+        if not ids.numel():
+            return torch.empty(0, dtype=torch.int64, device=self._shared.device)
         backend, table = self._shared.backend, self._band.table
         return backend.translate(table.v2p, backend.operand(ids), self.num_pages)
 

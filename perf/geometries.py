@@ -100,32 +100,37 @@ GEOMETRIES = {
 def plan_pools(geometry: Geometry, pool_bytes: int, page_scale: Fraction) -> PoolLayout:
     """Lay out the pools of `pool_bytes` unscaled bytes, with every size scaled by `page_scale`.
 
-    The counts of pages and of state slots are those of the unscaled pools. Where the scale does
-    not divide a size, the size is rounded, and the slot then trimmed until its count is kept.
-    Raises `ValueError` where that cannot be done.
+    The number of pages is that of the unscaled pool, exactly. Where the scale does not divide a
+    size it is rounded, and a slot then adjusted so that the number of slots is kept as well, if any
+    whole number of bytes does that. Raises `ValueError` where a size would be less than a byte.
     """
     num_pages = pool_bytes // geometry.page_bytes
-    page_bytes = round(geometry.page_bytes * page_scale)
-    if page_bytes < 1:
-        raise ValueError(
-            f"a page of {geometry.page_bytes} bytes scaled by {page_scale} has no byte left"
-        )
+    page_bytes = _at_least_a_byte("page", geometry.page_bytes, page_scale)
     total_bytes = num_pages * page_bytes
-    state_bytes = state_slots = 0
-    if geometry.state_bytes:
-        state_slots = pool_bytes // geometry.state_bytes
-        if not state_slots:
-            raise ValueError(
-                f"a pool of {pool_bytes} bytes holds no state slot of {geometry.state_bytes} bytes"
-            )
-        smallest = total_bytes // (state_slots + 1) + 1
-        largest = total_bytes // state_slots
-        state_bytes = min(max(round(geometry.state_bytes * page_scale), smallest), largest)
-        if state_bytes < smallest or not state_bytes:
-            raise ValueError(
-                f"scaled by {page_scale}, pages of {page_bytes} bytes leave no size of a state "
-                f"slot at which {state_slots} slots fit the pool"
-            )
+    if not geometry.state_bytes:
+        return PoolLayout(total_bytes, page_bytes, geometry.page_size, num_pages, 0, 0)
+    state_slots = pool_bytes // geometry.state_bytes
+    if not state_slots:
+        raise ValueError(
+            f"a pool of {pool_bytes} bytes holds no state slot of {geometry.state_bytes} bytes"
+        )
+    state_bytes = _at_least_a_byte("state slot", geometry.state_bytes, page_scale)
+    smallest, largest = total_bytes // (state_slots + 1) + 1, total_bytes // state_slots
+    state_bytes = max(1, min(max(state_bytes, smallest), largest))
     return PoolLayout(
-        total_bytes, page_bytes, geometry.page_size, num_pages, state_bytes, state_slots
+        total_bytes,
+        page_bytes,
+        geometry.page_size,
+        num_pages,
+        state_bytes,
+        total_bytes // state_bytes,
     )
+
+
+def _at_least_a_byte(what: str, unscaled_bytes: int, page_scale: Fraction) -> int:
+    scaled_bytes = round(unscaled_bytes * page_scale)
+    if scaled_bytes < 1:
+        raise ValueError(
+            f"a {what} of {unscaled_bytes} bytes has less than a byte when scaled by {page_scale}"
+        )
+    return scaled_bytes

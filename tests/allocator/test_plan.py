@@ -1,0 +1,114 @@
+"""The planner against the page-by-page walk that it stands for."""
+
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kvdefrag.allocator.plan import MovePlan, moves_to_reach, plan_moves
+
+
+def walk(holes: list[int], span: int, move_limit: int | None) -> MovePlan:
+    """One page at a time: the topmost live page into the lowest hole, until they cross."""
+    free = set(holes)
+    sources, targets = [], []
+    absorbed = 0
+    while True:
+        while span - 1 in free:
+            free.remove(span - 1)
+            span -= 1
+            absorbed += 1
+        if not free or len(sources) == move_limit:
+            return MovePlan(sources, targets, sorted(free), span, absorbed)
+        sources.append(span - 1)
+        targets.append(min(free))
+        free.remove(min(free))
+        span -= 1
+
+
+def plan(holes: list[int], span: int, move_limit: int | None = None) -> MovePlan:
+    """The plan, its arrays as lists."""
+    found = plan_moves(np.array(holes, np.int64), span, move_limit)
+    return MovePlan(*(part.tolist() if isinstance(part, np.ndarray) else part for part in found))
+
+
+@st.composite
+def bands(draw: st.DrawFn, most: int = 60) -> tuple[list[int], int]:
+    is_hole = draw(st.lists(st.booleans(), min_size=1, max_size=most))
+    return [depth for depth, hole in enumerate(is_hole) if hole], len(is_hole)
+
+
+@given(bands())
+def test_full_pack_is_the_walk(band):
+    assert plan(*band) == walk(*band, None)
+
+
+@given(bands(), st.integers(0, 40))
+def test_limited_plan_is_the_walk(band, move_limit):
+    assert plan(*band, move_limit) == walk(*band, move_limit)
+
+
+@pytest.mark.parametrize("move_limit", [None, 0, 1, 700, 5000])
+def test_large_band_is_the_walk(move_limit):
+    rng = np.random.default_rng(6)
+    holes = np.flatnonzero(rng.random(4096) < 0.4).tolist()
+    assert plan(holes, 4096, move_limit) == walk(holes, 4096, move_limit)
+
+
+@given(bands(most=40), st.data())
+def test_moves_to_reach_is_the_shortest_walk(band, data):
+    holes, span = band
+    span_limit = data.draw(st.integers(span - len(holes), span + 3))
+    moves = moves_to_reach(np.array(holes, np.int64), span, span_limit)
+    enough = (count for count in range(span + 1) if walk(*band, count).span_after <= span_limit)
+    assert moves == next(enough)
+
+
+@given(bands(), st.none() | st.integers(0, 40))
+def test_inputs_stay_as_they_are(band, move_limit):
+    holes = np.array(band[0], np.int64)
+    holes.flags.writeable = False
+    plan_moves(holes, band[1], move_limit)
+    moves_to_reach(holes, band[1], band[1] - holes.size)
+    assert holes.tolist() == band[0]
+
+
+@given(bands(), st.none() | st.integers(0, 40))
+def test_same_input_same_plan(band, move_limit):
+    assert plan(*band, move_limit) == plan(*band, move_limit)
+
+
+@given(bands(), st.none() | st.integers(0, 40))
+def test_plan_accounts_for_every_hole(band, move_limit):
+    found = plan(*band, move_limit)
+    assert found.targets + found.remaining == band[0][: len(band[0]) - found.absorbed]
+    assert found.span_after == band[1] - len(found.sources) - found.absorbed
+
+
+def test_arrays_are_int64():
+    parts = plan_moves(np.array([0, 2, 5]), 9)[:3]
+    assert [part.dtype for part in parts] == [np.int64] * 3
+
+
+def test_no_holes_no_moves():
+    assert plan([], 5) == MovePlan([], [], [], 5, 0)
+
+
+def test_hole_between_sources_is_no_target():
+    assert plan([2, 4, 11], 13) == MovePlan([12, 10], [2, 4], [], 10, 1)
+
+
+def test_plan_time_is_linear():
+    def run(span: int) -> float:
+        holes = np.arange(1, span, 2)
+        started = perf_counter()
+        for _ in range(5):
+            plan_moves(holes, span)
+        return perf_counter() - started
+
+    # The two sizes in turn, so that a busy machine slows both.
+    rounds = [(run(16_384), run(32_768)) for _ in range(40)]
+    small, large = (median(times) for times in zip(*rounds, strict=True))
+    assert large < 3 * small
