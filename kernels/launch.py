@@ -26,8 +26,23 @@ def jit(**options: Any) -> Callable[[Callable[..., None]], Any]:
     return decorator
 
 
-def launch(kernel: Any, program_count: int, *arguments: Any, **constants: Any) -> None:
+_handles: dict[tuple[Any, ...], Any] = {}
+"""Compiled kernels by kernel, device and variant: what Triton would look up again every time."""
+
+
+def launch(
+    kernel: Any,
+    program_count: int,
+    *arguments: Any,
+    variant: tuple[Any, ...] = (),
+    **constants: Any,
+) -> None:
     """Launch ``kernel`` with ``program_count`` programs on x, on the device of the first argument.
+
+    ``constants``: the constexpr arguments, in the order of the signature. ``variant``: everything
+    that the compiled code depends on, which is the dtypes and constants that differ between calls;
+    nothing is specialised on a count, a stride or an alignment. The compiled handle is kept by
+    device and variant and called directly from the second launch on.
 
     Raises ValueError if the grid is larger than a GPU takes.
     """
@@ -38,9 +53,15 @@ def launch(kernel: Any, program_count: int, *arguments: Any, **constants: Any) -
     device = arguments[0].device
     if device.type == "cuda" and device.index != torch.cuda.current_device():
         with torch.cuda.device(device):
-            kernel[(program_count,)](*arguments, **constants)
+            launch(kernel, program_count, *arguments, variant=variant, **constants)
+        return
+    key = (id(kernel), device.index, variant)
+    handle = _handles.get(key)
+    if handle is None:
+        # The interpreter compiles nothing and returns None.
+        _handles[key] = kernel[(program_count,)](*arguments, **constants)
     else:
-        kernel[(program_count,)](*arguments, **constants)
+        handle[(program_count, 1, 1)](*arguments, *constants.values())
 
 
 def require_words(name: str, tensor: torch.Tensor, length: int, beside: torch.Tensor) -> None:

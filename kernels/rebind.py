@@ -16,6 +16,19 @@ def _rebind_pairs(v2p, p2v, source, target, virtual, mask):
     tl.store(p2v + source, tl.full(source.shape, -1, tl.int64), mask=mask)
 
 
+@jit()
+def _rebind_share(v2p, p2v, sources, targets, virtual_ids, pair_count, BLOCK: tl.constexpr):
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    while first < pair_count:
+        lane = first + tl.arange(0, BLOCK)
+        live = lane < pair_count
+        source = tl.load(sources + lane, mask=live, other=0)
+        target = tl.load(targets + lane, mask=live, other=0)
+        virtual = tl.load(virtual_ids + lane, mask=live, other=0)
+        _rebind_pairs(v2p, p2v, source, target, virtual, live & (virtual >= 1))
+        first += tl.num_programs(0).to(tl.int64) * BLOCK
+
+
 @jit(
     do_not_specialize=["pair_count"],
     do_not_specialize_on_alignment=["v2p", "p2v", "sources", "targets", "virtual_ids", "record"],
