@@ -192,9 +192,11 @@ class Compactor:
             table.v2p, table.p2v, sources, targets, self._virtual_ids, record,
             self._record.next_call_tag(band.index),
         )  # fmt: skip
+        batch = (table.v2p, table.p2v, sources, targets, self._virtual_ids, record)
         if band.spec.mover is None:
-            backend.copy_pages(self._buffer, sources, targets, band.spec.page_bytes, record)
-        backend.rebind(table.v2p, table.p2v, sources, targets, self._virtual_ids, record)
+            backend.move_pages(self._buffer, band.spec.page_bytes, *batch)
+        else:
+            backend.rebind(*batch)
 
     def _commit(self, band: Band, plan: MovePlan) -> FlushResult:
         """The host state follows what is now on the stream."""

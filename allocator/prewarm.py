@@ -44,10 +44,11 @@ def prewarm(
                     table.v2p, asked, out, band.geometry.num_pages, band.spec.page_size
                 )
         backend.gather_virtual(table.v2p, table.p2v, sources, targets, virtual_ids, record, 0)
-        if buffer is not None and band.spec.mover is None:
-            whole = backend.operand(buffer)
-            backend.copy_pages(whole, sources, targets, band.spec.page_bytes, record)
-        backend.rebind(table.v2p, table.p2v, sources, targets, virtual_ids, record)
+        batch = (table.v2p, table.p2v, sources, targets, virtual_ids, record)
+        if band.spec.mover is not None:
+            backend.rebind(*batch)
+        elif buffer is not None:
+            backend.move_pages(backend.operand(buffer), band.spec.page_bytes, *batch)
 
 
 def _fits_int32(band: Band) -> bool:

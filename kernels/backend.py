@@ -19,7 +19,7 @@ import torch
 from triton.runtime.interpreter import InterpretedFunction
 
 from .bind import bind, bind_host, unbind, unbind_host
-from .copy import copy_form, copy_pages, copy_pages_host
+from .copy import Rebinding, copy_form, copy_pages, copy_pages_host
 from .gather import gather_virtual, gather_virtual_host
 from .launch import Words
 from .rebind import _rebind_kernel, rebind, rebind_host
@@ -60,6 +60,12 @@ class Backend(Protocol):
 
     def copy_pages(self, *arguments: Any) -> None:
         """See ``kernels.copy``."""
+
+    def move_pages(self, buffer: Operand, page_bytes: int, *batch: Operand) -> None:
+        """``copy_pages`` and ``rebind`` of one batch in one launch.
+
+        ``batch``: v2p, p2v, sources, targets, virtual_ids, record, as ``rebind`` takes them.
+        """
 
     def rebind(self, *arguments: Any) -> None:
         """See ``kernels.rebind``."""
@@ -163,6 +169,12 @@ class TritonBackend:
         self.launches += 1
         target.copy_(source)
 
+    def move_pages(self, buffer: torch.Tensor, page_bytes: int, *batch: torch.Tensor) -> None:
+        """The copy kernel rebinds as well."""
+        v2p, p2v, sources, targets, virtual_ids, record = batch
+        rebinding = Rebinding(v2p, p2v, virtual_ids)
+        self.copy_pages(buffer, sources, targets, page_bytes, record, rebinding)
+
     bind = _counted(bind)
     unbind = _counted(unbind)
     gather_virtual = _counted(gather_virtual)
@@ -217,6 +229,12 @@ class HostBackend:
         """One copy."""
         self.launches += 1
         target[:] = source
+
+    def move_pages(self, buffer: Any, page_bytes: int, *batch: Words) -> None:
+        """Both twins, counted as the one launch that they stand for."""
+        _, _, sources, targets, _, record = batch
+        self.copy_pages(buffer, sources, targets, page_bytes, record)
+        rebind_host(*batch)
 
     unbind = _counted(unbind_host)
     gather_virtual = _counted(gather_virtual_host)

@@ -246,6 +246,7 @@ def unbind(
         v2p, p2v, virtual_ids, holes, free_ids, record,
         virtual_ids.stride(0), page_count, holes_end, free_ids_end,
         p2v.numel(), v2p.numel(), call_tag,
+        variant=(virtual_ids.dtype,),
         BLOCK=LANES,
     )  # fmt: skip
 

@@ -158,9 +158,7 @@ def copy_pages_layered(
     )  # fmt: skip
 
 
-def copy_pages_layered_host(
-    layers: Layers, sources: Words, targets: Words, record: Words
-) -> None:
+def copy_pages_layered_host(layers: Layers, sources: Words, targets: Words, record: Words) -> None:
     """``copy_pages_layered`` on host memory."""
     if is_stopped_host(record):
         return
@@ -168,5 +166,3 @@ def copy_pages_layered_host(
         pages = buffer.flatten(1).view(torch.uint8).numpy()
         assert pages.shape == (layers.num_pages, page_bytes)
         pages[targets] = pages[sources]
-
-

@@ -45,6 +45,7 @@ def translate(v2p: torch.Tensor, virtual_ids: torch.Tensor, num_pages: int) -> t
         _translate_kernel,
         -(-out.numel() // LANES),
         v2p, virtual_ids, out, virtual_ids.stride(0), out.numel(), v2p.numel(), num_pages,
+        variant=(virtual_ids.dtype,),
         BLOCK=LANES,
     )  # fmt: skip
     return out
@@ -109,12 +110,14 @@ def translate_tokens(
         )
     if count == 0:
         return
+    is_wide = v2p.numel() * page_size > MAX_INT32
     launch(
         _translate_tokens_kernel,
         -(-count // LANES),
         v2p, token_ids, out, token_ids.stride(0), out.stride(0), count,
         v2p.numel(), num_pages, page_size,
-        WIDE=v2p.numel() * page_size > MAX_INT32, BLOCK=LANES,
+        variant=(token_ids.dtype, out.dtype, is_wide),
+        WIDE=is_wide, BLOCK=LANES,
     )  # fmt: skip
 
 
