@@ -141,6 +141,8 @@ def bind_host(
 ) -> Words:
     """``bind`` on host memory."""
     out = np.empty(take.page_count, np.int64)
+    if take.page_count == 0:
+        return out
     recycled = take.recycled_count
     if recycled:
         out[:recycled] = free_ids[take.recycled : take.recycled + recycled]
@@ -263,9 +265,9 @@ def unbind_host(
     call_tag: int,
 ) -> None:
     """``unbind`` on host memory."""
-    if is_stopped_host(record):
-        return
     page_count = virtual_ids.size
+    if page_count == 0 or is_stopped_host(record):
+        return
     pages = holes[holes_end : holes_end + page_count]
     ids = free_ids[free_ids_end : free_ids_end + page_count]
     ids[:] = virtual_ids
