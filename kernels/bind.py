@@ -115,6 +115,7 @@ def bind(
     out = torch.empty(take.page_count, dtype=torch.int64, device=v2p.device)
     if take.page_count == 0:
         return out
+    require_words("v2p", v2p, 1, v2p)
     require_words("p2v", p2v, 1, v2p)
     require_words(
         "holes", holes, max(take.head + take.head_count, take.newer + take.newer_count), v2p
@@ -238,6 +239,7 @@ def unbind(
     if page_count == 0:
         return
     require_ids("virtual_ids", virtual_ids, v2p)
+    require_words("v2p", v2p, 1, v2p)
     require_words("p2v", p2v, 1, v2p)
     require_words("holes", holes, holes_end + page_count, v2p)
     require_words("free_ids", free_ids, free_ids_end + page_count, v2p)

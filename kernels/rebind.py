@@ -74,6 +74,7 @@ def rebind(
     move_count = sources.numel()
     if move_count == 0:
         return
+    require_words("v2p", v2p, 1, v2p)
     require_words("p2v", p2v, 1, v2p)
     require_words("sources", sources, 0, v2p)
     require_words("targets", targets, move_count, v2p)

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 import triton.language as tl
 
-from .launch import LANES, Words, jit, launch, require_ids
+from .launch import LANES, Words, jit, launch, require_ids, require_words
 
 MAX_INT32 = 2**31 - 1
 
@@ -40,6 +40,7 @@ def translate(v2p: torch.Tensor, virtual_ids: torch.Tensor, num_pages: int) -> t
     out = torch.empty(virtual_ids.numel(), dtype=torch.int64, device=v2p.device)
     if out.numel() == 0:
         return out
+    require_words("v2p", v2p, 1, v2p)
     require_ids("virtual_ids", virtual_ids, v2p)
     launch(
         _translate_kernel,
@@ -100,6 +101,7 @@ def translate_tokens(
     cannot hold every token id of the pool.
     """
     count = token_ids.numel()
+    require_words("v2p", v2p, 1, v2p)
     require_ids("token_ids", token_ids, v2p)
     require_ids("out", out, v2p)
     if out.numel() != count:
