@@ -62,7 +62,7 @@ class Arena:
             place,
             record,
             Capacity(self._bands),
-            Compactor(chosen, record, self._bands, self.buffer, counters, place),
+            Compactor(chosen, record, self._bands, self.buffer, counters, place, debug),
             counters,
             debug,
         )
@@ -129,10 +129,13 @@ class Arena:
         limit = flush_limit(urgent, max_moves, max_bytes)
         return self._shared.compactor.flush(self._bands, limit)
 
-    def prewarm(self) -> None:
-        """Launch every kernel that this arena can use, changing no table, list or byte."""
+    def prewarm(self) -> float:
+        """Compile and launch every kernel that this arena can use; returns the seconds it took.
+
+        Changes no table, list or byte. Afterwards no call compiles or loads anything.
+        """
         self._shared.record.raise_if_stopped()
-        prewarm(self._shared.backend, self._bands, self.buffer, self._shared.device)
+        return prewarm(self._shared.backend, self._bands, self.buffer, self._shared.device)
 
     def check(self, deep: bool = False) -> None:
         """Raise what the device has recorded since the last look: UsageError or CorruptState.

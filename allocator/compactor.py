@@ -12,6 +12,7 @@ from kvdefrag.kernels.backend import Backend, Operand
 from kvdefrag.kernels.launch import Words
 
 from .band import Band
+from .debug import check_disjoint
 from .faults import FaultRecord
 from .geometry import Mover
 from .plan import MovePlan, moves_to_reach, plan_moves
@@ -85,7 +86,7 @@ class Compactor:
     """Runs flushes over bands of one arena, with buffers made up front."""
 
     __slots__ = (
-        "_backend", "_buffer", "_counters", "_reader", "_record", "_upload",
+        "_backend", "_buffer", "_counters", "_debug", "_reader", "_record", "_upload",
         "_virtual_ids", "bands",
     )  # fmt: skip
 
@@ -97,12 +98,14 @@ class Compactor:
         buffer: torch.Tensor | None,
         counters: Counters,
         device: torch.device,
+        debug: bool,
     ) -> None:
         self._backend = backend
         self._record = record
         self.bands = bands
         self._buffer: Operand = None if buffer is None else backend.operand(buffer)
         self._counters = counters
+        self._debug = debug
         self._reader = SnapshotReader(backend, record, bands)
         page_counts = [band.geometry.num_pages for band in bands]
         self._upload = backend.staging(2 * sum(page_counts))
@@ -180,6 +183,8 @@ class Compactor:
         host = self._upload.host
         end = 0
         for band, plan in zip(bands, plans, strict=True):
+            if self._debug:
+                check_disjoint(band, plan.sources, plan.targets)
             for depths in (plan.sources, plan.targets, plan.remaining):
                 start, end = end, end + depths.size
                 if start != end:

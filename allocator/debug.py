@@ -5,9 +5,24 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from kvdefrag.kernels.launch import Words
+
 from .arguments import check_host_ids
 from .band import Band
-from .faults import UsageError
+from .faults import CorruptState, UsageError
+
+
+def check_disjoint(band: Band, source_depths: Words, target_depths: Words) -> None:
+    """Raise CorruptState, before anything moves, unless all pages of a move batch are distinct."""
+    depths, counts = np.unique(np.concatenate((source_depths, target_depths)), return_counts=True)
+    violations = [
+        f"pool {band.spec.name!r}: page {band.geometry.page(depth)} is "
+        f"{int((source_depths == depth).sum())} times a source and "
+        f"{int((target_depths == depth).sum())} times a target of one move batch"
+        for depth in depths[counts > 1].tolist()
+    ]
+    if violations:
+        raise CorruptState(violations)
 
 
 def check_bound_ids(band: Band, virtual_ids: torch.Tensor) -> None:

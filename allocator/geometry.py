@@ -17,6 +17,9 @@ from kvdefrag.kernels.launch import Words
 
 from .faults import UsageError
 
+MAX_PAGES = 2**30
+"""Lists hold twice the pages, and their positions travel as 32-bit kernel arguments."""
+
 Mover = Callable[[torch.Tensor, torch.Tensor], None]
 """``mover(source_pages, target_pages)``: int64 [moves] each, on the arena's device."""
 
@@ -144,6 +147,11 @@ def place_bands(specs: Sequence[PoolSpec], total_bytes: int) -> list[BandGeometr
     sink_bytes = max(spec.page_bytes for spec in specs)
     bands = [BandGeometry(spec, total_bytes, sink_bytes) for spec in specs]
     for spec, band in zip(specs, bands, strict=True):
+        if max(band.num_pages, spec.virtual_pages or 0) > MAX_PAGES:
+            raise UsageError(
+                f"pool {spec.name!r}: at most {MAX_PAGES} pages and ids, got {band.num_pages} "
+                f"pages and virtual_pages={spec.virtual_pages}"
+            )
         if band.span_within(band.far_byte) < 1:
             raise UsageError(
                 f"total_bytes: {total_bytes} is too small for pool {spec.name!r}: a sink of "

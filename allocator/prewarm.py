@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter
 
 import torch
 
@@ -16,13 +17,14 @@ from .band import Band
 
 def prewarm(
     backend: Backend, bands: Sequence[Band], buffer: torch.Tensor | None, device: torch.device
-) -> None:
+) -> float:
     """Launch every kernel on the real tables and buffer, with a record that is already stopped.
 
     A stopped record turns ``bind``, ``unbind``, ``copy_pages`` and ``rebind`` into launches that
     change nothing; the others write to scratch. So what is compiled and loaded is exactly what
-    serving will use, and no table, list or byte changes.
+    serving will use, and no table, list or byte changes. Returns the seconds it took.
     """
+    started = perf_counter()
     words = torch.zeros(RECORD_WORDS, dtype=torch.int64)
     words[CORRUPT.value] = 1
     record = backend.operand(words.to(device))
@@ -49,6 +51,9 @@ def prewarm(
             backend.rebind(*batch)
         elif buffer is not None:
             backend.move_pages(backend.operand(buffer), band.spec.page_bytes, *batch)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return perf_counter() - started
 
 
 def _fits_int32(band: Band) -> bool:

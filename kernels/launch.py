@@ -16,6 +16,9 @@ Words = npt.NDArray[np.int64]
 MAX_PROGRAMS = 2**31 - 1
 """Largest grid on the x axis (CUDA programming guide, table of compute capabilities)."""
 
+MAX_STRIDE = 2**31 - 1
+"""Strides travel as 32-bit arguments: a wider one would be another compiled variant."""
+
 LANES = 128
 """Ids a program of the table kernels: one a thread of 4 warps, so no layout conversion."""
 
@@ -83,6 +86,10 @@ def require_ids(name: str, tensor: torch.Tensor, beside: torch.Tensor) -> None:
         raise ValueError(
             f"{name}: expected a 1-D int32 or int64 tensor, "
             f"got {tensor.dtype} {tuple(tensor.shape)}"
+        )
+    if tensor.stride(0) > MAX_STRIDE:
+        raise ValueError(
+            f"{name}: expected a stride of {MAX_STRIDE} at most, got {tensor.stride()}"
         )
     if tensor.device != beside.device:
         raise ValueError(f"{name}: expected device {beside.device}, got {tensor.device}")
