@@ -82,9 +82,8 @@ def _bind_kernel(
     good = in_range & (owner == -1) & (place == -1)
     tl.store(v2p + virtual_at, page, mask=good)
     tl.store(p2v + page_at, virtual, mask=good)
-    # A void page slot leaves its id unbound; what must not be used at all becomes the sink.
-    unbound = live & runs & (page == -1) & (virtual >= 1)
-    tl.store(out + lane, tl.where(good | unbound, virtual, 0), mask=live)
+    # An id that got no page is not handed out: once it is free again it would have two owners.
+    tl.store(out + lane, tl.where(good, virtual, 0), mask=live)
 
     code = tl.where(owner != -1, PAGE_TAKEN, ID_TAKEN)
     code = tl.where(in_range, code, ID_OUT_OF_RANGE)
@@ -108,9 +107,9 @@ def bind(
     Written: ``record`` int64 [16], slot ``CORRUPT``, at the first page or id that is out of range
     or already bound.
 
-    A void (-1) is skipped: the id beside a void page is returned unbound, a void id is returned as
-    0, the sink. So is every id of a bad pair, and all of them once the record holds a corrupt
-    state, in which case nothing is bound. Raises ValueError for a wrong dtype, device or length.
+    A pair with a void (-1) is skipped: its id stays unbound and 0, the sink, is returned for it. So
+    it is for every bad pair, and for all of them once the record holds a corrupt state, in which
+    case nothing is bound. Raises ValueError for a wrong dtype, device or length.
     """
     out = torch.empty(take.page_count, dtype=torch.int64, device=v2p.device)
     if take.page_count == 0:

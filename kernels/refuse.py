@@ -69,7 +69,7 @@ def bind_refusing_host(
     good = in_range & (owner == -1) & (place == -1)
     v2p[ids[good]] = pages[good]
     p2v[pages[good]] = ids[good]
-    out[:] = np.where(good | ((pages == -1) & (ids >= 1)), ids, 0)
+    out[:] = np.where(good, ids, 0)
     code = np.where(owner != -1, PAGE_TAKEN.value, ID_TAKEN.value)
     code = np.where(in_range, code, ID_OUT_OF_RANGE.value)
     code = np.where(page_ok, code, PAGE_OUT_OF_RANGE.value)
