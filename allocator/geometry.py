@@ -45,12 +45,12 @@ class PoolSpec:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise UsageError(f"name: expected a non-empty string, got {self.name!r}")
-        require_count("page_bytes", self.page_bytes, minimum=1)
-        require_count("page_size", self.page_size, minimum=1)
+        for field in ("page_bytes", "page_size", "virtual_pages"):
+            value = getattr(self, field)
+            if value is not None or field != "virtual_pages":
+                object.__setattr__(self, field, require_count(field, value, minimum=1))
         if self.grows not in ("up", "down"):
             raise UsageError(f"grows: expected 'up' or 'down', got {self.grows!r}")
-        if self.virtual_pages is not None:
-            require_count("virtual_pages", self.virtual_pages, minimum=1)
         if self.mover is not None and not callable(self.mover):
             raise UsageError(f"mover: expected a callable, got {self.mover!r}")
 

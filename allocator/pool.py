@@ -236,7 +236,7 @@ def flush_limit(urgent: bool, max_moves: int | None, max_bytes: int | None) -> M
             f"urgent: packs fully, so no limit goes with it, "
             f"got max_moves={max_moves}, max_bytes={max_bytes}"
         )
-    for name, value in (("max_moves", max_moves), ("max_bytes", max_bytes)):
-        if value is not None:
-            require_count(name, value)
-    return Budget(max_moves, max_bytes)
+    return Budget(
+        None if max_moves is None else require_count("max_moves", max_moves),
+        None if max_bytes is None else require_count("max_bytes", max_bytes),
+    )
