@@ -3,6 +3,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TORCH ?= 2.13.0
 TRITON ?=
 WORKERS ?= 2
+GPU_PYTHON ?= python3
+GPU_CHECK ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,10 +16,10 @@ REQUIREMENTS := $(VENV)/requirements.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test lint types bench clean
+.PHONY: help install demo test lint types bench gpu-check clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(PYTHON_STAMP):
 	$(PYTHON) -m venv $(VENV)
@@ -53,6 +55,10 @@ test: install  ## all tests: the Triton interpreter, then ahead-of-time compiles
 	TRITON_INTERPRET=1 $(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal --benchmark-disable
 	TRITON_INTERPRET=0 $(BIN)/pytest tests/compiled
 
+kernel-test: install  ## the kernel tests alone, as CI runs them on an older TRITON=
+	TRITON_INTERPRET=1 $(BIN)/pytest tests/kernels --numprocesses $(WORKERS) --dist worksteal
+	TRITON_INTERPRET=0 $(BIN)/pytest tests/compiled
+
 lint: install  ## ruff, rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -62,6 +68,10 @@ types: install  ## mypy, strict
 
 bench: install  ## host time of the allocator beside a page-by-page baseline
 	$(BIN)/pytest perf/bench_host.py
+
+# Installs nothing: it takes the torch and triton of GPU_PYTHON. Options go into GPU_CHECK.
+gpu-check:  ## check and time the kernels on the GPU at hand
+	PYTHONSAFEPATH=1 $(GPU_PYTHON) perf/gpu_check.py $(GPU_CHECK)
 
 clean:  ## remove what the other targets made
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
