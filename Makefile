@@ -16,10 +16,10 @@ REQUIREMENTS := $(VENV)/requirements.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test lint types bench gpu-check clean
+.PHONY: help install demo test kernel-test lint types bench gpu-check clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(PYTHON_STAMP):
 	$(PYTHON) -m venv $(VENV)

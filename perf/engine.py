@@ -147,14 +147,7 @@ class Engine:
         """Generate until a request needs a page or ends; serve those that do."""
         batch = self._batch
         self.counters.decode_steps += batch.advance()
-        slots = batch.short_of_a_page()
-        while slots.size and not self._make_room({FULL: slots.size}):
-            self._preempt_youngest()
-            slots = batch.short_of_a_page()
-        if slots.size:
-            positions, keys = batch.growth(slots)
-            self._store.grow(slots, positions, keys)
-            batch.add_pages(slots)
+        self._grow()
         for slot in batch.ended():
             job = self._release(slot)
             self._waiting = False
@@ -162,17 +155,35 @@ class Engine:
             self.counters.generated_tokens += job.generated
             self._on_done()
 
+    def _grow(self) -> None:
+        """Give a page to every request that needs one, taking it from others if need be."""
+        slots = self._batch.short_of_a_page()
+        while slots.size:
+            positions, keys = self._batch.growth(slots)
+            if self._store.grow(slots, positions, keys):
+                self._batch.add_pages(slots)
+                return
+            if not self._evict():
+                self._preempt_youngest()
+                slots = self._batch.short_of_a_page()
+
     def _make_room(self, page_counts: Mapping[str, int]) -> bool:
         """Evict leaves until the arena would grant `page_counts`; False if it never does."""
         while not self._store.fits(page_counts):
-            chain = self.cache.evict()
-            if not chain:
+            if not self._evict():
                 return False
-            self._store.evict(chain)
-            self.counters.evicted_chains += 1
-            self.counters.evicted_pages[FULL] += len(chain) * self._layout.block_pages
-            if chain[0].state_serial:
-                self.counters.evicted_pages[STATE] += 1
+        return True
+
+    def _evict(self) -> bool:
+        """Free the pages of the least recently used leaf and what goes with it; False if none."""
+        chain = self.cache.evict()
+        if not chain:
+            return False
+        self._store.evict(chain)
+        self.counters.evicted_chains += 1
+        self.counters.evicted_pages[FULL] += len(chain) * self._layout.block_pages
+        if chain[0].state_serial:
+            self.counters.evicted_pages[STATE] += 1
         return True
 
     def _preempt_youngest(self) -> None:
@@ -180,7 +191,6 @@ class Engine:
         job = self._release(self._batch.youngest())
         if self._batch.count:
             self._queue.appendleft(job)
-            self._waiting = True
             self.counters.preemptions += 1
         else:
             self._refuse()

@@ -1,6 +1,6 @@
 """The engine's page tables: which virtual pages hold which content, written and compared.
 
-Everything that touches device ids is here; the policy in `replay` sees nodes, slots and counts.
+Everything that touches device ids is here; the policy in `engine` sees nodes, slots and counts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -110,15 +110,19 @@ class PageStore:
             self._state_table.index_copy_(0, self._rows(nodes), virtual_ids[1:])
         self._states.write(virtual_ids, state_keys([serial, *(n.state_serial for n in nodes)]))
 
-    def grow(self, slots: Integers, positions: Integers, keys: Keys) -> None:
+    def grow(self, slots: Integers, positions: Integers, keys: Keys) -> bool:
         """Allocate and stamp one more private page for each of `slots`; all are `[n]`.
 
-        `positions` are the new pages' places among the private pages of their request.
+        `positions` are the new pages' places among the private pages of their request. False, with
+        nothing changed, if the pages do not fit.
         """
-        virtual_ids = self.timed.alloc(FULL, len(slots))
+        virtual_ids = self.timed.try_alloc(FULL, len(slots))
+        if virtual_ids is None:
+            return False
         cells = to_device(slots * self._private_pages + positions, self._private_cells.device)
         self._private_cells.index_copy_(0, cells, virtual_ids)
         self._pages.write(virtual_ids, keys)
+        return True
 
     def compare(self, nodes: Sequence[Node], state_nodes: Sequence[Node], moment: str) -> None:
         """Compare the pages of `nodes` and the states of `state_nodes` with their content."""

@@ -68,9 +68,8 @@ class PrefixCache:
         return chain
 
     def lock(self, end: Node) -> None:
-        """Keep `end` and all its ancestors, and mark them as used now."""
+        """Keep `end` and all its ancestors until `unlock`."""
         end.locks += 1
-        self._touch(end)
 
     def unlock(self, end: Node) -> None:
         """Undo one `lock`, and mark `end` and its ancestors as used now."""

@@ -12,6 +12,8 @@ import numpy as np
 from rich.console import Console, Group
 from rich.table import Table
 
+from kvdefrag import ArenaStats
+
 from .replay import ReplayResult
 
 Report = dict[str, Any]
@@ -25,7 +27,7 @@ def build_report(settings: Report, result: ReplayResult) -> Report:
     Launches and copies are those of the whole replay: the translations that stamping and comparing
     need are among the launches.
     """
-    counters, stats, verdict = result.counters, result.stats, result.verdict
+    counters, verdict = result.counters, result.verdict
     return {
         "settings": settings,
         "passed": result.passed,
@@ -43,6 +45,25 @@ def build_report(settings: Report, result: ReplayResult) -> Report:
         },
         "evicted_chains": counters.evicted_chains,
         "evicted_pages": dict(counters.evicted_pages),
+        **_allocator_figures(result.stats),
+        "byte_check": {
+            "pages_checked": verdict.pages_checked,
+            "wrong_pages": verdict.wrong_pages,
+            "first_wrong": str(verdict.first_wrong) if verdict.first_wrong else None,
+            "faults": list(result.faults),
+        },
+        "host_time": {
+            "alloc": _time_summary(result.times.alloc_ns),
+            "free": _time_summary(result.times.free_ns),
+            "flush": _time_summary(result.times.flush_ns),
+        },
+        "elapsed_s": result.elapsed_s,
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB,
+    }
+
+
+def _allocator_figures(stats: ArenaStats) -> Report:
+    return {
         "flushes": stats.flush_calls,
         "flushes_with_moves": stats.flushes_with_moves,
         "moves": stats.moves,
@@ -61,19 +82,6 @@ def build_report(settings: Report, result: ReplayResult) -> Report:
             }
             for name, pool in stats.pools.items()
         },
-        "byte_check": {
-            "pages_checked": verdict.pages_checked,
-            "wrong_pages": verdict.wrong_pages,
-            "first_wrong": str(verdict.first_wrong) if verdict.first_wrong else None,
-            "faults": list(result.faults),
-        },
-        "host_time": {
-            "alloc": _time_summary(result.times.alloc_ns),
-            "free": _time_summary(result.times.free_ns),
-            "flush": _time_summary(result.times.flush_ns),
-        },
-        "elapsed_s": result.elapsed_s,
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB,
     }
 
 

@@ -24,10 +24,10 @@ class TimedArena:
         self._flush_calls = 0
         self._flush_host_ns = 0
 
-    def alloc(self, pool: str, page_count: int) -> torch.Tensor:
-        """Allocate from one pool: int64 virtual ids `[page_count]`."""
+    def try_alloc(self, pool: str, page_count: int) -> torch.Tensor | None:
+        """Allocate from one pool: int64 virtual ids `[page_count]`, or None if they do not fit."""
         start = perf_counter_ns()
-        ids = self.arena[pool].alloc(page_count)
+        ids = self.arena[pool].try_alloc(page_count)
         self._note_alloc(perf_counter_ns() - start)
         return ids
 

@@ -4,9 +4,9 @@ from typing import Any, TypeVar
 
 import torch
 from hypothesis import settings
-from kvdefrag.allocator.testing import stamp_pages, wrong_pages
 
 from kvdefrag import Arena, FlushResult, PoolSpec
+from kvdefrag.allocator.testing import stamp_pages, wrong_pages
 
 GUARD_BYTES = 64
 GUARD, UNUSED = 0x5A, 0xA5
@@ -74,6 +74,12 @@ class Rig:
         spec = PoolSpec("a", page_bytes, grows=grows, **options)
         total_bytes = num_pages * page_bytes
         return cls(backend, spec, total_bytes=total_bytes, offset=offset, debug=debug)
+
+    @classmethod
+    def pair(cls, backend: str, num_pages: int, **options: Any) -> "Rig":
+        """Pool A grows up and B down, in pages of 8 bytes; ``options`` are A's."""
+        specs = PoolSpec("A", 8, **options), PoolSpec("B", 8, grows="down")
+        return cls(backend, *specs, total_bytes=num_pages * 8)
 
     def alloc(self, page_count: int, name: str = "a") -> torch.Tensor:
         before, version = self.v2p(), self.arena.layout_version

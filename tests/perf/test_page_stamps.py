@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 import torch
+
+from kvdefrag import Arena, PoolSpec
 from kvdefrag.perf import page_stamps
 from kvdefrag.perf.content_keys import block_keys, private_keys, state_keys
 from kvdefrag.perf.page_stamps import PageStamps, Verdict
-
-from kvdefrag import Arena, PoolSpec
 
 PAGES = 21
 
@@ -33,7 +33,7 @@ def test_one_wrong_byte_is_found_wherever_it_is(page_bytes):
     assert (verdict.pages_checked, verdict.wrong_pages) == (PAGES, 0)
     for row in (0, 7, PAGES - 1):
         for byte in {0, page_bytes // 2, page_bytes - 1}:
-            _, stamps, verdict = pool, *fresh(pool)
+            stamps, verdict = fresh(pool)
             page = int(pool.translate(ids[row : row + 1]))
             pool.pages[page, byte] ^= 0x10
             stamps.compare(ids, keys, "after")

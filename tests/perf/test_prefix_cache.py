@@ -1,6 +1,7 @@
 import random
 
 import pytest
+
 from kvdefrag.perf.prefix_cache import PrefixCache
 
 
@@ -24,7 +25,8 @@ class SlowCache:
     def lock(self, prefix, change):
         if prefix:
             self.locks[prefix] += change
-        self.touch(prefix)
+        if change < 0:
+            self.touch(prefix)
 
     def has_children(self, prefix):
         return any(other[:-1] == prefix for other in self.used)

@@ -3,6 +3,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+
 from kvdefrag.perf.trace import BLOCK_TOKENS, Request, TraceError, read_trace
 from kvdefrag.perf.trace_generator import generate_trace
 
@@ -42,6 +43,7 @@ def test_limit_counts_requests_not_lines(tmp_path):
         (GOOD | {"timestamp": float("nan")}, ["line 2", "timestamp", "nan"]),
         (GOOD | {"timestamp": True}, ["line 2", "timestamp", "True"]),
         (GOOD | {"input_length": 0}, ["line 2", "input_length", "0"]),
+        (GOOD | {"output_length": 0}, ["line 2", "output_length", "0"]),
         (GOOD | {"output_length": "7"}, ["line 2", "output_length", "'7'"]),
         (GOOD | {"output_length": 1.5}, ["line 2", "output_length", "1.5"]),
         (GOOD | {"hash_ids": 3}, ["line 2", "hash_ids", "3"]),

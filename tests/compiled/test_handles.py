@@ -1,0 +1,232 @@
+"""One compiled kernel and one kept handle for each variant, whatever the arguments of a call."""
+
+from collections import Counter
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+
+from kvdefrag import Arena, PoolSpec
+from kvdefrag.kernels import launch
+from kvdefrag.kernels.bind import Take, bind, unbind
+from kvdefrag.kernels.copy import Rebinding, copy_pages
+from kvdefrag.kernels.gather import gather_virtual
+from kvdefrag.kernels.layered import Layers, copy_pages_layered
+from kvdefrag.kernels.rebind import rebind
+from kvdefrag.kernels.translate import translate, translate_tokens
+
+from .recorded_arena import recorded_arena
+from .stand_in_driver import GFX942, KERNELS, SM_90, StandInDriver
+
+COUNTS = (1, 2, 15, 16, 17, 1024)
+OFFSETS = (0, 1, 2, 3)
+STRIDES = (1, 2)
+DTYPES = (torch.int32, torch.int64)
+
+# Units of 16, 16, 16, 8, 4, 2 and 1 bytes.
+PAGE_BYTES = (16, 48, 656, 24, 20, 6, 7)
+LARGE = 16384
+BUFFER = torch.zeros(4 * LARGE + 16, dtype=torch.uint8)
+RECORD = torch.zeros(16, dtype=torch.int64)
+
+VARIANTS = {
+    "_bind_kernel": 1,
+    "_gather_virtual_kernel": 1,
+    "_rebind_kernel": 1,
+    "_unbind_kernel": 2,  # by the dtype of the ids
+    "_translate_kernel": 2,
+    "_translate_tokens_kernel": 8,  # by both dtypes, and 32-bit or 64-bit division
+    "_copy_chunked_kernel": 10,  # by the width of a unit, with the tables and without
+    "_copy_flat_kernel": 10,
+    "_copy_layered_chunked_kernel": 5,
+    "_copy_layered_flat_kernel": 5,
+}
+
+
+def words(count: int, offset: int) -> torch.Tensor:
+    return torch.zeros(count + offset, dtype=torch.int64)[offset:]
+
+
+def launch_tables(count: int, offset: int, stride: int) -> None:
+    table, pairs = words(count + 9, offset), words(count, offset)
+    gather_virtual(table, table, pairs, pairs, pairs, RECORD, count)
+    rebind(table, table, pairs, pairs, pairs, RECORD)
+    listed = count // 2
+    take = Take(count, offset, listed, offset, 1, count, 1 - 2 * (offset % 2), 0, listed, count)
+    bind(table, table, table, table, RECORD, take, offset)
+    for dtype in DTYPES:
+        ids = torch.zeros(count * stride + offset, dtype=dtype)[offset::stride]
+        unbind(table, table, ids, table, offset, table, stride, RECORD, count << 8)
+        translate(table, ids, count)
+        for out_dtype, page_size in product(DTYPES, (1, 16, 2**28)):
+            out = torch.zeros(count * stride + offset, dtype=out_dtype)[offset::stride]
+            translate_tokens(table, ids, out, 1, page_size)
+
+
+def launch_copies(count: int, offset: int) -> None:
+    table, pairs = words(count + 9, offset), words(count, offset)
+    for page_bytes in (*PAGE_BYTES, *(LARGE + size for size in PAGE_BYTES)):
+        copy_pages(BUFFER[:-16], pairs, pairs, page_bytes, RECORD)
+        rebinding = Rebinding(table, table, pairs)
+        copy_pages(BUFFER[16 * offset :], pairs, pairs, page_bytes, RECORD, rebinding)
+        layer = BUFFER[: 2 * page_bytes].view(2, page_bytes)
+        copy_pages_layered(Layers([layer] * (1 + offset)), pairs, pairs, RECORD)
+
+
+def launch_mix() -> None:
+    for count, offset in product(COUNTS, OFFSETS):
+        for stride in STRIDES:
+            launch_tables(count, offset, stride)
+        launch_copies(count, offset)
+
+
+def handles() -> Counter[str]:
+    names = {id(kernel): name for name, kernel in KERNELS.items()}
+    return Counter(names[key[0]] for key in launch._handles)
+
+
+def test_every_kernel_is_watched() -> None:
+    assert set(VARIANTS) == set(KERNELS)
+
+
+def test_one_handle_and_one_compiled_kernel_a_variant(gpu: StandInDriver) -> None:
+    launch_mix()
+    assert {name: len(kernel.device_caches[0][0]) for name, kernel in KERNELS.items()} == VARIANTS
+    assert handles() == Counter(gpu.compiled) == Counter(gpu.loaded) == VARIANTS
+    assert len(gpu.launches) > 20 * sum(VARIANTS.values())
+
+
+@pytest.mark.parametrize("target", [SM_90, GFX942], ids=["sm_90", "gfx942"])
+def test_triton_tells_no_more_variants_apart(
+    target: GPUTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kept handle asks Triton only once. Here every call of the mix asks."""
+    gpu = StandInDriver(target, compiles=False)
+    gpu.install(monkeypatch)
+    launch_mix()
+    assert Counter(name for name, _ in gpu.keys) == VARIANTS
+    assert len(gpu.compiled) > 20 * sum(VARIANTS.values())
+
+
+@pytest.mark.parametrize("target", [SM_90, GFX942], ids=["sm_90", "gfx942"])
+def test_kernel_for_a_small_buffer_is_right_for_a_large_one(
+    target: GPUTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On AMD, Triton takes 32-bit offsets where a tensor is below 2 GiB when it compiles."""
+    gpu = StandInDriver(target)
+    gpu.install(monkeypatch)
+    for gib in (1, 3):
+        buffer = torch.empty(gib << 30, dtype=torch.uint8, device="meta")
+        pairs, record = torch.empty(2, 16, dtype=torch.int64, device="meta")
+        copy_pages(buffer, pairs, pairs, LARGE, record)
+    assert len(gpu.launches) == 2
+    assert len(gpu.compiled) == 1
+
+
+def test_a_handle_for_other_arguments_is_noticed(gpu: StandInDriver) -> None:
+    table, ids = words(9, 0), words(1, 0)
+    translate(table, ids, 9)
+    handle = next(iter(launch._handles.values()))
+    grid, rest = (1, 1, 1), (1, 1, 9, 9, 128)
+    handle[grid](table, ids, table, *rest)
+    for wrong in (
+        (table, ids.int(), table, *rest),
+        (table, ids, table, 2**31, *rest[1:]),
+        (table, ids, table, *rest[:-1], 64),
+    ):
+        with pytest.raises(TypeError, match="compiled for"):
+            handle[grid](*wrong)
+    assert len(gpu.launches) == 2
+
+
+def test_profiler_hears_every_launch(gpu: StandInDriver) -> None:
+    table, ids = words(9, 0), words(1, 0)
+    heard: list[str] = []
+
+    def listen(told: Any) -> None:
+        heard.append(told.get()["name"])
+
+    for hook in (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook):
+        hook.add(listen)
+        try:
+            for _ in range(3):
+                translate(table, ids, 9)
+        finally:
+            hook.remove(listen)
+        translate(table, ids, 9)
+    assert heard == ["_translate_kernel"] * 6
+    assert len(gpu.launches) == 8
+
+
+def specs() -> list[PoolSpec]:
+    return [
+        PoolSpec("small", page_bytes=656, page_size=16, grows="up"),
+        PoolSpec("large", page_bytes=16384 + 8, page_size=1, grows="down"),
+    ]
+
+
+def use(arena: Arena, name: str) -> int:
+    """Every call of one pool with many counts, slices and strides; returns the pages moved."""
+    pool = arena[name]
+    moves = 0
+    counts = [count for count in COUNTS if 4 * count < pool.num_pages]
+    for count, offset, stride in product(counts, OFFSETS, STRIDES):
+        ids = pool.alloc(count * stride + offset)
+        for dtype, out_dtype in product(DTYPES, repeat=2):
+            some = ids.to(dtype)[offset::stride]
+            pool.translate(some)
+            pool.translate_tokens(some)
+            pool.translate_tokens(some, out=torch.empty(2 * count, dtype=out_dtype)[::2])
+        pool.free(ids[offset::stride].to(DTYPES[offset % 2]))
+        moves += pool.flush(max_moves=1).moves
+        moves += arena.flush(urgent=True)[name].moves
+        arena.check()
+        rest = pool.physical_to_virtual[1:]
+        pool.free(rest[rest > 0][: pool.live_pages // 2])
+    return moves
+
+
+@pytest.mark.parametrize("name", ["small", "large"])
+def test_prewarmed_arena_compiles_and_loads_nothing(
+    gpu: StandInDriver, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    arena = recorded_arena(monkeypatch, specs(), 400 * 16392)
+    arena.prewarm()
+    compiled, loaded = len(gpu.compiled), len(gpu.loaded)
+    assert compiled == loaded == sum(handles().values()) == 12
+    launched = len(gpu.launches)
+    assert use(arena, name) > 50
+    arena.check(deep=True)
+    assert len(gpu.launches) > launched + 500
+    assert (len(gpu.compiled), len(gpu.loaded)) == (compiled, loaded)
+    assert sum(handles().values()) == compiled
+
+
+def test_prewarmed_mover_compiles_and_loads_nothing(
+    gpu: StandInDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = PoolSpec(
+        "own", page_bytes=4096, page_size=16, grows="up", mover=lambda sources, targets: None
+    )
+    arena = recorded_arena(monkeypatch, [spec], 4096 * 4096)
+    arena.prewarm()
+    compiled = len(gpu.compiled)
+    assert use(arena, "own") > 50
+    assert len(gpu.compiled) == len(gpu.loaded) == compiled == 11
+
+
+def test_two_arenas_share_their_kernels(
+    gpu: StandInDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = recorded_arena(monkeypatch, specs(), 400 * 16392)
+    first.prewarm()
+    compiled = len(gpu.compiled)
+    wider = [replace(spec, page_bytes=3 * spec.page_bytes) for spec in specs()]
+    second = Arena(900 * 16392, wider, device="cpu", backend="triton")
+    assert use(second, "small") > 50
+    assert use(second, "large") > 50
+    assert len(gpu.compiled) == compiled

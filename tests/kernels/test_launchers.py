@@ -1,0 +1,246 @@
+"""Launchers refuse what a kernel could only misread, and name the argument and both values."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from kvdefrag.kernels import bind, copy, gather, launch, rebind, translate
+from kvdefrag.kernels.bind import Take
+
+TAKE = Take(4, 1, 2, 5, 1, 1, 1, 3, 2, 1)
+
+
+def int64(count: int, **options: Any) -> torch.Tensor:
+    return torch.full((count,), -1, dtype=torch.int64, **options)
+
+
+def arguments(name: str) -> dict[str, Any]:
+    """Good arguments, in order, of the launcher called ``name``."""
+    tables = {"v2p": int64(10), "p2v": int64(12)}
+    pairs = {"sources": int64(4), "targets": int64(4)}
+    record = {"record": torch.zeros(16, dtype=torch.int64)}
+    lists = {"holes": int64(9), "holes_end": 5, "free_ids": int64(8), "free_ids_end": 4}
+    return {
+        "gather_virtual": {
+            **tables, **pairs, "virtual_ids": int64(4), **record, "call_tag": 1,
+        },
+        "rebind": {**tables, **pairs, "virtual_ids": int64(4), **record},
+        "copy_pages": {
+            "buffer": torch.zeros(96, dtype=torch.uint8), **pairs, "page_bytes": 8, **record,
+        },
+        "bind": {
+            **tables, "holes": int64(6), "free_ids": int64(5), **record, "take": TAKE,
+            "call_tag": 1,
+        },
+        "unbind": {**tables, "virtual_ids": int64(4), **lists, **record, "call_tag": 1},
+        "translate": {"v2p": int64(10), "virtual_ids": int64(4), "num_pages": 12},
+        "translate_tokens": {
+            "v2p": int64(10), "token_ids": int64(4), "out": int64(4), "num_pages": 12,
+            "page_size": 16,
+        },
+    }[name]  # fmt: skip
+
+
+LAUNCHERS: dict[str, Callable[..., Any]] = {
+    "gather_virtual": gather.gather_virtual,
+    "rebind": rebind.rebind,
+    "copy_pages": copy.copy_pages,
+    "bind": bind.bind,
+    "unbind": bind.unbind,
+    "translate": translate.translate,
+    "translate_tokens": translate.translate_tokens,
+}
+
+ANY_INTEGER_IDS = {
+    ("unbind", "virtual_ids"), ("translate", "virtual_ids"), ("translate_tokens", "token_ids"),
+    ("translate_tokens", "out"),
+}  # fmt: skip
+TENSORS = [
+    (name, argument)
+    for name in LAUNCHERS
+    for argument, value in arguments(name).items()
+    if isinstance(value, torch.Tensor)
+]
+WORDS = [case for case in TENSORS if case not in ANY_INTEGER_IDS and case[1] != "buffer"]
+
+
+@pytest.fixture(autouse=True)
+def no_launch(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Keeps what would be launched instead of launching it."""
+    launched: list[Any] = []
+    for module in (bind, copy, gather, rebind, translate):
+        monkeypatch.setattr(module, "launch", lambda *given, **_: launched.append(given))
+    return launched
+
+
+def refuses(name: str, argument: str, value: Any, *parts: object) -> None:
+    """The launcher raises ValueError that starts with the argument and has all ``parts`` in it."""
+    with pytest.raises(ValueError, match=rf"^{argument}: ") as error:
+        LAUNCHERS[name](**{**arguments(name), argument: value})
+    message = str(error.value)
+    assert all(str(part) in message for part in parts), message
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_good_arguments_launch_once(name: str, no_launch: list[Any]) -> None:
+    LAUNCHERS[name](**arguments(name))
+    assert len(no_launch) == 1
+
+
+@pytest.mark.parametrize(("name", "argument"), TENSORS)
+@pytest.mark.parametrize("dtype", [torch.int16, torch.uint64, torch.float64, torch.bool])
+def test_dtype(name: str, argument: str, dtype: torch.dtype, no_launch: list[Any]) -> None:
+    value = arguments(name)[argument]
+    refuses(name, argument, torch.zeros(value.numel(), dtype=dtype), dtype)
+    assert no_launch == []
+
+
+@pytest.mark.parametrize(("name", "argument"), WORDS)
+def test_words_are_64_bits(name: str, argument: str, no_launch: list[Any]) -> None:
+    value = arguments(name)[argument]
+    refuses(name, argument, value.int(), "int64", "int32")
+    assert no_launch == []
+
+
+@pytest.mark.parametrize(("name", "argument"), TENSORS)
+def test_shape(name: str, argument: str, no_launch: list[Any]) -> None:
+    value = arguments(name)[argument]
+    refuses(name, argument, value.unsqueeze(0), "1-D", tuple(value.unsqueeze(0).shape))
+    assert no_launch == []
+
+
+@pytest.mark.parametrize(("name", "argument"), [*WORDS, ("copy_pages", "buffer")])
+def test_stride(name: str, argument: str, no_launch: list[Any]) -> None:
+    value = arguments(name)[argument].repeat_interleave(2)[::2]
+    refuses(name, argument, value, "contiguous", tuple(value.shape))
+    assert no_launch == []
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"), [case for case in TENSORS if case[1] not in ("v2p", "buffer")]
+)
+def test_device(name: str, argument: str, no_launch: list[Any]) -> None:
+    refuses(name, argument, arguments(name)[argument].to("meta"), "device cpu", "meta")
+    assert no_launch == []
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_first_argument_alone_elsewhere(name: str, no_launch: list[Any]) -> None:
+    given = arguments(name)
+    first = next(iter(given))
+    with pytest.raises(ValueError, match=r"^\w+: expected device meta, got cpu"):
+        LAUNCHERS[name](**{**given, first: given[first].to("meta")})
+    assert no_launch == []
+
+
+@pytest.mark.parametrize(("name", "argument"), sorted(ANY_INTEGER_IDS))
+def test_stride_of_ids(name: str, argument: str, no_launch: list[Any]) -> None:
+    value = torch.empty_strided((4,), (2**31,), dtype=torch.int64, device="meta")
+    refuses(name, argument, value, "stride of 2147483647 at most", f"({2**31},)")
+    assert no_launch == []
+
+
+SHORT = [
+    ("gather_virtual", "targets", 4), ("gather_virtual", "virtual_ids", 4),
+    ("gather_virtual", "record", 16), ("gather_virtual", "p2v", 1), ("gather_virtual", "v2p", 1),
+    ("rebind", "targets", 4), ("rebind", "virtual_ids", 4), ("rebind", "record", 16),
+    ("copy_pages", "targets", 4), ("copy_pages", "record", 16),
+    ("bind", "holes", 6), ("bind", "free_ids", 5), ("bind", "record", 16), ("bind", "p2v", 1),
+    ("unbind", "holes", 9), ("unbind", "free_ids", 8), ("unbind", "record", 16),
+    ("unbind", "v2p", 1), ("translate", "v2p", 1), ("translate_tokens", "v2p", 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "argument", "length"), SHORT)
+def test_length(name: str, argument: str, length: int, no_launch: list[Any]) -> None:
+    value = torch.zeros(length - 1, dtype=torch.int64)
+    refuses(name, argument, value, f"at least {length}", f"got {length - 1}")
+    assert no_launch == []
+
+
+def test_length_of_the_head_slice(no_launch: list[Any]) -> None:
+    given = {**arguments("bind"), "take": TAKE._replace(head=5)}
+    with pytest.raises(ValueError, match=r"^holes: expected at least 7 elements, got 6"):
+        bind.bind(**given)
+    assert no_launch == []
+
+
+@pytest.mark.parametrize("length", [3, 5])
+def test_out_is_as_long_as_the_ids(length: int) -> None:
+    refuses("translate_tokens", "out", int64(length), "expected 4", f"got {length}")
+
+
+@pytest.mark.parametrize(("page_size", "refused"), [(2**27, False), (2**31, True)])
+def test_out_of_32_bits(page_size: int, refused: bool, no_launch: list[Any]) -> None:
+    given = {**arguments("translate_tokens"), "page_size": page_size}
+    given["out"] = torch.zeros(4, dtype=torch.int32)
+    if refused:
+        with pytest.raises(ValueError, match=rf"^out: int32 .* {12 * 2**31} "):
+            translate.translate_tokens(**given)
+    else:
+        translate.translate_tokens(**given)
+    assert len(no_launch) == (not refused)
+
+
+@pytest.mark.parametrize("page_bytes", [0, -1, 97])
+def test_page_bytes(page_bytes: int, no_launch: list[Any]) -> None:
+    refuses("copy_pages", "page_bytes", page_bytes, "1 to 96", page_bytes)
+    assert no_launch == []
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_nothing_asked_nothing_launched(name: str, no_launch: list[Any]) -> None:
+    given = arguments(name)
+    empty = {"sources", "targets", "virtual_ids", "token_ids", "out"}
+    given.update({key: int64(0) for key in empty & given.keys()})
+    if name == "bind":
+        given["take"] = TAKE._replace(page_count=0)
+    result = LAUNCHERS[name](**given)
+    assert result is None or (result.dtype, result.tolist()) == (torch.int64, [])
+    assert no_launch == []
+
+
+class Kernel:
+    """Stands for a compiled kernel and for its handle: keeps every call."""
+
+    def __init__(self) -> None:
+        self.first_calls: list[tuple[object, ...]] = []
+        self.handle_calls: list[tuple[object, ...]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
+        def first_call(*arguments: object, **constants: object) -> Kernel:
+            self.first_calls.append((grid, *arguments, constants))
+            return self
+
+        def handle_call(*arguments: object) -> None:
+            self.handle_calls.append((grid, *arguments))
+
+        return first_call if len(grid) == 1 else handle_call
+
+
+def test_grid() -> None:
+    kernel, data = Kernel(), int64(1)
+    launch.launch(kernel, 2**31 - 1, data)
+    with pytest.raises(ValueError, match=rf"^program_count: at most {2**31 - 1} .* got {2**31}"):
+        launch.launch(kernel, 2**31, data)
+    assert kernel.first_calls == [((2**31 - 1,), data, {})]
+
+
+def test_handle_is_kept_by_variant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_handles", {})
+    kernel, other, data = Kernel(), Kernel(), int64(1)
+    for count in (3, 4):
+        launch.launch(kernel, count, data, 7, variant=(1,), WIDE=False, BLOCK=128)
+        launch.launch(kernel, count, data, 7, variant=(2,), WIDE=True, BLOCK=128)
+        launch.launch(other, count, data, 7, variant=(2,), WIDE=True, BLOCK=128)
+    assert kernel.first_calls == [
+        ((3,), data, 7, {"WIDE": False, "BLOCK": 128}),
+        ((3,), data, 7, {"WIDE": True, "BLOCK": 128}),
+    ]
+    assert kernel.handle_calls == [
+        ((4, 1, 1), data, 7, False, 128),
+        ((4, 1, 1), data, 7, True, 128),
+    ]
+    assert len(other.first_calls) == len(other.handle_calls) == 1
