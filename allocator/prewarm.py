@@ -28,6 +28,9 @@ def prewarm(
     words = torch.zeros(RECORD_WORDS, dtype=torch.int64)
     words[CORRUPT.value] = 1
     record = backend.operand(words.to(device))
+    staging = backend.staging(2 * RECORD_WORDS)
+    backend.read_back([record, record], staging)
+    backend.assign(record, backend.upload(staging, RECORD_WORDS)[:RECORD_WORDS])
     pages = torch.zeros(3, 1, dtype=torch.int64, device=device)
     sources, targets, virtual_ids = (backend.operand(row) for row in pages)
     for band in bands:

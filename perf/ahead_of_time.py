@@ -1,4 +1,4 @@
-"""Compile a kernel for a GPU that need not be here, and read what its machine code takes."""
+"""Compile a kernel for a GPU that need not be here, and read what it takes of an SM."""
 
 import re
 import subprocess
@@ -17,11 +17,12 @@ class CannotCompile(Exception):
     """No machine code can be had here; the message says why."""
 
 
-class MachineCode(NamedTuple):
-    """What a compiled kernel asks of an SM.
+class KernelCode(NamedTuple):
+    """What a compiled kernel takes.
 
-    ``registers``: of a thread. ``warps``: of a program. ``loads``: 16-byte loads that a thread
-    issues before its first 16-byte store, which is how deep it keeps memory busy.
+    ``registers``: of a thread, in the machine code. ``warps``: of a program. ``loads``: 16-byte
+    loads of a thread before its first 16-byte store, which is how deep it keeps memory busy. They
+    are counted in the PTX; disassembling takes a second a kernel.
     """
 
     registers: int
@@ -29,7 +30,7 @@ class MachineCode(NamedTuple):
     loads: int
 
 
-def compile_for(arch: int, kernel: Any, constants: Mapping[str, Any]) -> MachineCode:
+def compile_for(arch: int, kernel: Any, constants: Mapping[str, Any]) -> KernelCode:
     """Compile ``kernel`` with these constexpr arguments for compute capability ``arch / 10``.
 
     Types are those that the launchers pass: bytes in ``buffer``, int64 behind every other pointer,
@@ -44,19 +45,19 @@ def compile_for(arch: int, kernel: Any, constants: Mapping[str, Any]) -> Machine
         # No kernel computes with floats; triton 3.9 warns where this is left open.
         options = {"enable_fp_fusion": True}
         compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
-        listing = _listing(reader, compiled.asm["cubin"])
+        usage = _resource_usage(reader, compiled.asm["cubin"])
     except (OSError, RuntimeError, subprocess.SubprocessError, TritonError) as error:
         raise CannotCompile(str(error)) from error
-    return read_listing(listing, compiled.metadata.num_warps)
+    return read_code(usage, compiled.asm["ptx"], compiled.metadata.num_warps)
 
 
-def read_listing(listing: str, warps: int) -> MachineCode:
-    """The figures of one kernel from what ``cuobjdump -res-usage -sass`` prints."""
-    registers = re.search(r"\bREG:(\d+)", listing)
+def read_code(usage: str, ptx: str, warps: int) -> KernelCode:
+    """The figures of one kernel from ``cuobjdump -res-usage`` and from its PTX."""
+    registers = re.search(r"\bREG:(\d+)", usage)
     if registers is None:
         raise CannotCompile("cuobjdump names no registers")
-    wide = re.findall(r"\b(LDG|STG)\.E(?:\.\w+)*\.128\b", listing)
-    return MachineCode(int(registers[1]), warps, wide.index("STG") if "STG" in wide else 0)
+    wide = re.findall(r"\b(ld|st)\.global(?:\.\S+)?\.(?:v2\.[bu]64|v4\.[bu]32)\s", ptx)
+    return KernelCode(int(registers[1]), warps, wide.index("st") if "st" in wide else 0)
 
 
 def _signature(kernel: Any, constants: Mapping[str, Any]) -> dict[str, str]:
@@ -72,10 +73,10 @@ def _signature(kernel: Any, constants: Mapping[str, Any]) -> dict[str, str]:
     return types
 
 
-def _listing(reader: str, cubin: bytes) -> str:
+def _resource_usage(reader: str, cubin: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [reader, "-res-usage", "-sass", file.name]
+        command = [reader, "-res-usage", file.name]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     return done.stdout + done.stderr

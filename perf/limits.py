@@ -24,7 +24,7 @@ from kvdefrag.kernels.copy import (
 from kvdefrag.kernels.launch import LANES
 from kvdefrag.kernels.layered import _copy_layered_chunked_kernel, _copy_layered_flat_kernel
 
-from .ahead_of_time import MachineCode, compile_for
+from .ahead_of_time import KernelCode, compile_for
 
 REGISTERS_PER_SM = 65536
 REGISTER_UNIT = 256
@@ -94,19 +94,19 @@ ARCHITECTURES = sorted({gpu.arch for gpu in GPUS})
 COMPILES = len(ARCHITECTURES) * len(KERNELS)
 
 
-def programs_per_sm(code: MachineCode) -> int:
+def programs_per_sm(code: KernelCode) -> int:
     """Programs of a kernel that are resident on an SM at a time. None uses shared memory."""
     warp_registers = -(-code.registers * WARP_THREADS // REGISTER_UNIT) * REGISTER_UNIT
     warps = REGISTERS_PER_SM // warp_registers // WARP_UNIT * WARP_UNIT
     return min(min(warps, WARPS_PER_SM) // code.warps, PROGRAMS_PER_SM)
 
 
-def bytes_in_flight(code: MachineCode) -> int:
+def bytes_in_flight(code: KernelCode) -> int:
     """Payload bytes that the resident programs of an SM can have asked for at a time."""
     return programs_per_sm(code) * code.warps * WARP_THREADS * code.loads * LOAD_BYTES
 
 
-def compile_kernels(on_step: Callable[[], None]) -> dict[tuple[int, str], MachineCode]:
+def compile_kernels(on_step: Callable[[], None]) -> dict[tuple[int, str], KernelCode]:
     """Every copy kernel for every GPU, by architecture and name; ``on_step`` after each."""
     codes = {}
     for arch in ARCHITECTURES:
@@ -117,7 +117,7 @@ def compile_kernels(on_step: Callable[[], None]) -> dict[tuple[int, str], Machin
 
 
 def limits_of(
-    gpu: Gpu, codes: dict[tuple[int, str], MachineCode], moved_bytes: int
+    gpu: Gpu, codes: dict[tuple[int, str], KernelCode], moved_bytes: int
 ) -> dict[str, Any]:
     """The figures of one GPU: its own, the floor of a move, and those of every kernel on it."""
     return {

@@ -2,6 +2,9 @@
 
 import pytest
 
+HELPERS = ("machine", "rig")
+pytest.register_assert_rewrite(*(f"tests.allocator.{name}" for name in HELPERS))
+
 
 # Session scope, so that Hypothesis lets a test take it.
 @pytest.fixture(params=["host", "triton"], scope="session")

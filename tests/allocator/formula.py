@@ -63,5 +63,5 @@ def layouts(draw: st.DrawFn, most_pages: int = 40) -> Layout:
         for name, grows in zip(("first", "second"), ends, strict=False)
     )
     sizes = [spec.page_bytes for spec in specs]
-    most_bytes = 4 * max(sizes) + most_pages * min(sizes)
+    most_bytes = most_pages * (min(sizes) + max(sizes)) // 2
     return Layout(draw(st.integers(most_bytes // 2 + 2 * max(sizes), most_bytes)), specs)

@@ -42,8 +42,12 @@ def check_width(code: Code, form: str, unit_bytes: int, ids: int) -> None:
     assert code.count(r"st\.global") == count + ids
 
 
-def check_rows(code: Code) -> None:
-    """Source and target page are multiplied in 64 bits, as they were loaded."""
+def check_rows(code: Code, form: str) -> None:
+    """Source and target page are multiplied in 64 bits, as they were loaded, and stay so.
+
+    The one word that is narrowed is the unit number of the flat form.
+    """
+    assert code.asm["ttir"].count("arith.trunci") == (form == "flat")
     products = code.row_products
     assert len(products) >= 2
     assert all("i64" in kind for kind in products)

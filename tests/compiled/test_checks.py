@@ -23,6 +23,7 @@ from .variants import LAUNCHES, PAIRS, RECORD
 
 HINT = ("base = tl.multiple_of(base, 16)", "base = base")
 SHORT_IDS = ("tl.load(sources + pair)", "tl.load(sources + pair).to(tl.int32)")
+SHORT_ROWS = ("base + source * page_units", "base + (source * page_units).to(tl.int32)")
 LONG_UNITS = ("unit = tl.where(live, unit, 0).to(tl.int32)", "unit = tl.where(live, unit, 0)")
 
 
@@ -55,6 +56,10 @@ def chunked_width(code: Code) -> None:
     check_width(code, "chunked", 16, 0)
 
 
+def chunked_rows(code: Code) -> None:
+    check_rows(code, "chunked")
+
+
 def flat_width(code: Code) -> None:
     check_width(code, "flat", 16, 0)
 
@@ -67,7 +72,8 @@ def flat_width(code: Code) -> None:
         (layered, 16384, HINT, chunked_width),
         (layered, 32, HINT, flat_width),
         (copy, 16384, HINT, check_order),
-        (copy, 16384, SHORT_IDS, check_rows),
+        (copy, 16384, SHORT_IDS, chunked_rows),
+        (copy, 16384, SHORT_ROWS, chunked_rows),
         (copy, 32, LONG_UNITS, check_lean),
         (copy, 32, LONG_UNITS, check_no_detour),
     ],

@@ -29,7 +29,7 @@ def test_nvidia(name: str, target: str) -> None:
     code = build(LAUNCHES[name], NVIDIA[target])
     check_lean(code)
     check_width(code, *parts(name))
-    check_rows(code)
+    check_rows(code, parts(name)[0])
     if name.endswith("-16"):
         check_order(code)
 
@@ -49,4 +49,4 @@ def test_amd(name: str, target: str) -> None:
     code = build(LAUNCHES[name], AMD[target])
     check_amd(code)
     check_amd_width(code, *parts(name))
-    check_rows(code)
+    check_rows(code, parts(name)[0])

@@ -167,17 +167,19 @@ def test_arena_counts_what_is_launched(rig: Rig) -> None:
     assert seen.backend_launches == len(seen.kernels) + 2 == 4
 
 
-def test_prewarm_launches_and_changes_nothing(rig: Rig) -> None:
-    for name in ("small", "large"):
-        ids = rig.arena[name].alloc(9)
-        rig.arena[name].free(ids[2:5])
-    assert rig.arena.buffer is not None
-    pools = rig.arena.pools.values()
-    held = [t for p in pools for t in (p.virtual_to_physical, p.physical_to_virtual)]
-    before = [tensor.clone() for tensor in (rig.arena.buffer, *held)]
+@pytest.mark.parametrize("used", [False, True])
+def test_prewarm_launches_and_changes_nothing(rig: Rig, used: bool) -> None:
+    if used:
+        for name in ("small", "large"):
+            ids = rig.arena[name].alloc(9)
+            rig.arena[name].free(ids[2:5])
+    held = [rig.arena.buffer, rig.arena._shared.record.words]
+    for band in rig.arena._bands:
+        held += [band.table.v2p, band.table.p2v, band.holes.buffer, band.ids.buffer]
+    before = [tensor.clone() for tensor in held]
     _, seen = rig.run(rig.arena.prewarm)
     assert set(seen.kernels) == {BIND, UNBIND, TRANSLATE, TOKENS, GATHER, FLAT, CHUNKED}
-    for tensor, old in zip((rig.arena.buffer, *held), before, strict=True):
+    for tensor, old in zip(held, before, strict=True):
         assert torch.equal(tensor, old)
 
 

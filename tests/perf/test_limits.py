@@ -2,12 +2,15 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+import triton
 from click.testing import CliRunner
 
+from kvdefrag.perf import limits
 from kvdefrag.perf.__main__ import main
-from kvdefrag.perf.ahead_of_time import CannotCompile, MachineCode, read_listing
+from kvdefrag.perf.ahead_of_time import CannotCompile, KernelCode, compile_for, read_code
 from kvdefrag.perf.limits import (
     ARCHITECTURES,
     GPUS,
@@ -23,11 +26,10 @@ GPU = {gpu.name: gpu for gpu in GPUS}
 KERNEL_NAMES = ["chunked", "flat", "layered chunked", "layered flat"]
 
 
-def run_apart(*options, setup="pass"):
+def run_apart(*options):
     """The command in a process of its own, where kernels are compiled."""
-    script = f"import sys; {setup}; from kvdefrag.perf.__main__ import main; main(sys.argv[1:])"
     return subprocess.run(
-        [sys.executable, "-c", script, "limits", *options],
+        [sys.executable, "-m", "kvdefrag.perf", "limits", *options],
         env={**os.environ, "TRITON_INTERPRET": "0"},
         capture_output=True,
         text=True,
@@ -54,17 +56,17 @@ def run_apart(*options, setup="pass"):
     ],
 )
 def test_programs_an_sm_holds(registers, warps, programs):
-    assert programs_per_sm(MachineCode(registers, warps, 1)) == programs
+    assert programs_per_sm(KernelCode(registers, warps, 1)) == programs
 
 
 @pytest.mark.parametrize(
     ("code", "kib"),
     [
-        (MachineCode(40, 4, 8), 12 * 16),  # 12 programs with 128 threads * 8 loads * 16 bytes
-        (MachineCode(32, 4, 4), 16 * 8),
-        (MachineCode(48, 4, 4), 10 * 8),
-        (MachineCode(48, 2, 8), 20 * 8),
-        (MachineCode(40, 4, 0), 0),
+        (KernelCode(40, 4, 8), 12 * 16),  # 12 programs with 128 threads * 8 loads * 16 bytes
+        (KernelCode(32, 4, 4), 16 * 8),
+        (KernelCode(48, 4, 4), 10 * 8),
+        (KernelCode(48, 2, 8), 20 * 8),
+        (KernelCode(40, 4, 0), 0),
     ],
 )
 def test_bytes_an_sm_has_in_flight(code, kib):
@@ -93,8 +95,8 @@ def test_nothing_moved_costs_the_launch():
 def test_share_of_the_need_by_hand():
     # 100 SMs at 2 TB/s read 1 TB/s, which is 2.2 MB in 2.2 us, or 22,000 bytes an SM.
     gpu = Gpu("round", 90, 100, 2.0, 1.0, "a source", 16 * KIB)
-    codes = {(90, name): MachineCode(40, 4, 8) for name in KERNELS}
-    codes[90, "flat"] = MachineCode(41, 4, 4)
+    codes = {(90, name): KernelCode(40, 4, 8) for name in KERNELS}
+    codes[90, "flat"] = KernelCode(41, 4, 4)
     figures = limits_of(gpu, codes, 500_000)
     assert figures["arch"] == "sm_90"
     assert figures["needed_bytes_per_sm"] == pytest.approx(22_000)
@@ -112,20 +114,20 @@ def test_share_of_the_need_by_hand():
 
 
 def test_depth_is_what_comes_before_the_first_wide_store():
-    listing = """
-     Function _copy: REG:46 STACK:0 SHARED:0 LOCAL:0
-        /*0010*/      LDG.E.64 R2, [R2.64] ;
-        /*0020*/      LDG.E.128 R4, [R2.64] ;
-        /*0030*/ @!P0 LDG.E.EF.128 R8, [R2.64+0x10] ;
-        /*0040*/      STG.E.64 [R2.64], R4 ;
-        /*0050*/  @P0 STG.E.128 [R2.64], R4 ;
-        /*0060*/      LDG.E.128 R4, [R2.64] ;
-        /*0070*/      STG.E.128 [R2.64], R4 ;
+    usage = "Function _copy:\n  REG:46 STACK:0 SHARED:0 LOCAL:0 CONSTANT[0]:420"
+    ptx = """
+        ld.global.b64 { %rd9 }, [ %rd8 + 0 ];
+        @%p3 ld.global.v2.b64 { %rd1, %rd2 }, [ %rd7 + 0 ];
+        @%p4 ld.global.L1::evict_first.v2.b64 { %rd3, %rd4 }, [ %rd7 + 0 ];
+        st.global.b64 [ %rd8 + 0 ], { %rd9 };
+        @%p3 st.global.v2.b64 [ %rd5 + 0 ], { %rd1, %rd2 };
+        @%p3 ld.global.v2.b64 { %rd1, %rd2 }, [ %rd6 + 0 ];
+        @%p3 st.global.v2.b64 [ %rd6 + 0 ], { %rd1, %rd2 };
     """
-    assert read_listing(listing, 4) == MachineCode(46, 4, 2)
-    assert read_listing(listing.replace(".128", ".64"), 4) == MachineCode(46, 4, 0)
+    assert read_code(usage, ptx, 4) == KernelCode(46, 4, 2)
+    assert read_code(usage, ptx.replace("v2.b64", "b64"), 4) == KernelCode(46, 4, 0)
     with pytest.raises(CannotCompile, match="no registers"):
-        read_listing("", 4)
+        read_code("", ptx, 4)
 
 
 @pytest.fixture(scope="module")
@@ -180,18 +182,20 @@ def test_interpreter_cannot_compile():
     assert "TRITON_INTERPRET" in result.output
 
 
-@pytest.mark.parametrize("tool", ["cuobjdump", "ptxas"])
-def test_missing_tool_is_named(tool, tmp_path):
-    hide = (
-        "import triton.knobs as k; find = k.NvidiaTool.from_path; "
-        f"k.NvidiaTool.from_path = lambda path: None if path.endswith({tool!r}) else find(path); "
-        f"k.cache.dir = {str(tmp_path)!r}"
-    )
-    done = run_apart(setup=hide)
-    assert done.returncode == 2, done.stderr
-    assert "cannot be compiled here" in done.stderr
-    assert tool in done.stderr
-    assert "Traceback" not in done.stderr
+def test_missing_tool_is_named(monkeypatch):
+    monkeypatch.setattr(triton.knobs.NvidiaTool, "from_path", staticmethod(lambda path: None))
+    with pytest.raises(CannotCompile, match="cuobjdump"):
+        compile_for(90, SimpleNamespace(params=[]), {})
+
+
+def test_code_that_does_not_compile_exits_with_2(monkeypatch):
+    def fail(*arguments):
+        raise CannotCompile("no ptxas")
+
+    monkeypatch.setattr(limits, "compile_for", fail)
+    result = CliRunner().invoke(main, ["limits"])
+    assert result.exit_code == 2
+    assert "cannot be compiled here: no ptxas" in result.output
 
 
 @pytest.mark.parametrize(
