@@ -49,6 +49,8 @@ class PoolSpec:
             value = getattr(self, field)
             if value is not None or field != "virtual_pages":
                 object.__setattr__(self, field, require_count(field, value, minimum=1))
+        if self.page_size > MAX_PAGES:
+            raise UsageError(f"page_size: at most {MAX_PAGES} tokens, got {self.page_size}")
         if self.grows not in ("up", "down"):
             raise UsageError(f"grows: expected 'up' or 'down', got {self.grows!r}")
         if self.mover is not None and not callable(self.mover):

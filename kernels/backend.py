@@ -19,7 +19,7 @@ import torch
 from triton.runtime.interpreter import InterpretedFunction
 
 from .bind import bind, bind_host, unbind, unbind_host
-from .copy import Rebinding, copy_form, copy_pages, copy_pages_host
+from .copy import MAX_UNITS, Rebinding, copy_form, copy_pages, copy_pages_host
 from .gather import gather_virtual, gather_virtual_host
 from .launch import Words
 from .rebind import _rebind_kernel, rebind, rebind_host
@@ -223,7 +223,9 @@ class HostBackend:
         return staging.host
 
     def check_page_bytes(self, buffer: torch.Tensor, page_bytes: int) -> None:
-        """Any size will do."""
+        """The size is that of a numpy item."""
+        if page_bytes > MAX_UNITS:
+            raise ValueError(f"page_bytes: at most {MAX_UNITS}, got {page_bytes}")
 
     def assign(self, target: Words, source: Words) -> None:
         """One copy."""

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 import triton.language as tl
 
-from .launch import LANES, Words, jit, launch, require_words
+from .launch import LANES, Words, jit, launch, require_pairs, require_words
 from .rebind import _rebind_share, rebind_host
 from .record import RECORD_WORDS, _stopped, is_stopped_host
 
@@ -161,8 +161,7 @@ def copy_pages(
             f"buffer: expected a contiguous 1-D uint8 tensor, "
             f"got {buffer.dtype} {tuple(buffer.shape)}"
         )
-    require_words("sources", sources, 0, buffer)
-    require_words("targets", targets, move_count, buffer)
+    require_pairs(sources, targets, buffer)
     require_words("record", record, RECORD_WORDS, buffer)
     if rebinding is not None:
         require_words("v2p", rebinding.v2p, 1, buffer)

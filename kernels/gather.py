@@ -6,7 +6,7 @@ import torch
 import triton.language as tl
 
 from .host import gather_good_host
-from .launch import LANES, Words, jit, launch, require_words
+from .launch import LANES, Words, jit, launch, require_pairs, require_words
 from .record import (
     CORRUPT,
     PAGE_OUT_OF_RANGE,
@@ -72,8 +72,7 @@ def gather_virtual(
         return
     require_words("v2p", v2p, 1, v2p)
     require_words("p2v", p2v, 1, v2p)
-    require_words("sources", sources, 0, v2p)
-    require_words("targets", targets, move_count, v2p)
+    require_pairs(sources, targets, v2p)
     require_words("virtual_ids", virtual_ids, move_count, v2p)
     require_words("record", record, RECORD_WORDS, v2p)
     launch(

@@ -9,7 +9,7 @@ import torch
 import triton.language as tl
 
 from .copy import CHUNK_WORDS, CHUNKED_FROM_BYTES, FLAT_UNITS, MAX_UNITS, WORDS
-from .launch import Words, jit, launch, require_words
+from .launch import Words, jit, launch, require_pairs, require_words
 from .record import RECORD_WORDS, _stopped, is_stopped_host
 
 _POINTERS = ["addresses", "page_units", "stride_units", "sources", "targets", "record"]
@@ -43,6 +43,13 @@ class Layers:
         self.unit_bytes = math.gcd(*addresses, *self.page_bytes, *strides, 16)
         units = [size // self.unit_bytes for size in self.page_bytes]
         self.max_page_units = max(units)
+        words_per_unit = 2 if self.unit_bytes == 16 else 1
+        # Offsets in a page are 32-bit: past that the last chunk would wrap to before the page.
+        if self.max_page_units * words_per_unit > MAX_UNITS - CHUNK_WORDS:
+            raise ValueError(
+                f"buffers: at most {MAX_UNITS - CHUNK_WORDS} words of "
+                f"{self.unit_bytes // words_per_unit} bytes a page, got {max(self.page_bytes)}"
+            )
         device = buffers[0].device
         self.addresses = torch.tensor(addresses, dtype=torch.int64, device=device)
         self.page_units = torch.tensor(units, dtype=torch.int64, device=device)
@@ -52,7 +59,11 @@ class Layers:
 
 
 def _check_buffer(name: str, buffer: torch.Tensor, first: torch.Tensor) -> None:
-    if buffer.dim() < 1 or buffer.shape[0] != first.shape[0] or buffer.numel() == 0:
+    if buffer.dim() < 1 or buffer.numel() == 0:
+        raise ValueError(
+            f"{name}: expected [pages, ...] of one byte or more, got {list(buffer.shape)}"
+        )
+    if buffer.shape[0] != first.shape[0]:
         raise ValueError(f"{name}: expected [{first.shape[0]}, ...], got {list(buffer.shape)}")
     if buffer.device != first.device:
         raise ValueError(f"{name}: expected device {first.device}, got {buffer.device}")
@@ -129,8 +140,7 @@ def copy_pages_layered(
     move_count = sources.numel()
     if move_count == 0:
         return
-    require_words("sources", sources, 0, layers.addresses)
-    require_words("targets", targets, move_count, layers.addresses)
+    require_pairs(sources, targets, layers.addresses)
     require_words("record", record, RECORD_WORDS, layers.addresses)
     words_per_unit = 2 if layers.unit_bytes == 16 else 1
     word = WORDS[layers.unit_bytes]
@@ -163,6 +173,6 @@ def copy_pages_layered_host(layers: Layers, sources: Words, targets: Words, reco
     if is_stopped_host(record):
         return
     for buffer, page_bytes in zip(layers.buffers, layers.page_bytes, strict=True):
-        pages = buffer.flatten(1).view(torch.uint8).numpy()
+        pages = buffer.view(layers.num_pages, -1).view(torch.uint8).numpy()
         assert pages.shape == (layers.num_pages, page_bytes)
         pages[targets] = pages[sources]

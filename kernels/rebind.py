@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import triton.language as tl
 
-from .launch import LANES, Words, jit, launch, require_words
+from .launch import LANES, Words, jit, launch, require_pairs, require_words
 from .record import RECORD_WORDS, _stopped, is_stopped_host
 
 
@@ -76,8 +77,7 @@ def rebind(
         return
     require_words("v2p", v2p, 1, v2p)
     require_words("p2v", p2v, 1, v2p)
-    require_words("sources", sources, 0, v2p)
-    require_words("targets", targets, move_count, v2p)
+    require_pairs(sources, targets, v2p)
     require_words("virtual_ids", virtual_ids, move_count, v2p)
     require_words("record", record, RECORD_WORDS, v2p)
     launch(
@@ -97,11 +97,16 @@ def rebind_host(
     record: Words,
 ) -> None:
     """``rebind`` on host memory."""
+    if sources.size == 0:
+        return
     if is_stopped_host(record):
         sources[:] = 0
         targets[: sources.size] = 0
         return
     virtual = virtual_ids[: sources.size]
+    if np.minimum.reduce(virtual) < 1:
+        good = virtual >= 1
+        sources, targets, virtual = sources[good], targets[good], virtual[good]
     v2p[virtual] = targets
     p2v[targets] = virtual
     p2v[sources] = -1

@@ -104,6 +104,8 @@ def translate_tokens(
     require_words("v2p", v2p, 1, v2p)
     require_ids("token_ids", token_ids, v2p)
     require_ids("out", out, v2p)
+    if page_size > MAX_INT32:
+        raise ValueError(f"page_size: at most {MAX_INT32} tokens, got {page_size}")
     if out.numel() != count:
         raise ValueError(f"out: expected {count} elements, got {out.numel()}")
     if out.dtype == torch.int32 and num_pages * page_size > MAX_INT32:

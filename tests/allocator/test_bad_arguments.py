@@ -36,6 +36,7 @@ BAD_HOST_IDS = [
     ([3, 9], r"virtual_ids\[1\]: expected 1 to 8, got 9"),
     ([-1], r"virtual_ids\[0\]: expected 1 to 8, got -1"),
     ([4, 3, 5, 3], r"virtual_ids\[3\]: 3 is there twice"),
+    (np.array([2**63 + 5], np.uint64), f"virtual_ids.*got {2**63 + 5}"),
     (np.array([2, 2], np.int8), r"virtual_ids\[1\]: 2 is there twice"),
 ]
 BAD_COUNTS = [
@@ -46,6 +47,7 @@ BAD_COUNTS = [
     (None, "expected an integer, got None"),
     (np.True_, "expected an integer, got"),
     (np.float64(2), "expected an integer, got"),
+    (np.array([1, 2]), r"expected an integer, got array\(\[1, 2\]\)"),
     (torch.tensor(2), "expected a host integer, got a tensor on cpu"),
 ]
 BAD_POOL_COUNTS = [

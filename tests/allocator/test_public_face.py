@@ -195,3 +195,20 @@ def test_stats_are_frozen_and_read_nothing(backend):
     rig.pool.flush(urgent=True)
     assert stats.moves == 0
     assert rig.arena.stats().moves == 2
+
+
+def test_stats_count_what_flushes_did(backend):
+    rig = Rig.of(backend, 9)
+    ids = rig.pool.alloc(8)
+    assert rig.pool.try_alloc(1) is None
+    rig.pool.free(ids[6:])
+    rig.pool.flush()
+    rig.pool.free(ids[:1])
+    rig.pool.flush()
+    rig.pool.flush()
+    stats = rig.arena.stats()
+    assert (stats.alloc_calls, stats.free_calls) == (2, 2)
+    assert (stats.flush_calls, stats.flushes_with_moves) == (2, 1)
+    assert (stats.moves, stats.bytes_moved, stats.absorbed) == (1, 8, 2)
+    assert (stats.layout_version, stats.pools["a"].peak_hole_pages) == (1, 2)
+    assert stats.flush_host_ns > 0

@@ -127,6 +127,13 @@ def test_debug_names_a_double_free_at_once(backend, as_ids, page_size):  # fault
     assert state_of(rig.arena) == before
 
 
+def test_debug_names_a_double_free_when_nothing_is_live(backend):  # fault 17
+    rig = Rig.of(backend, 9, debug=True)
+    rig.free(rig.alloc(3))
+    with pytest.raises(UsageError, match="id 3 of pool 'a' is not allocated"):
+        rig.pool.free([3])
+
+
 @pytest.mark.parametrize("refused", [0, -1, 9, 2**62])
 def test_debug_names_an_id_out_of_range_at_once(backend, refused):
     rig = Rig.of(backend, 9, debug=True)
