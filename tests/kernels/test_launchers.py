@@ -143,10 +143,10 @@ def test_stride_of_ids(name: str, argument: str, no_launch: list[Any]) -> None:
 
 
 SHORT = [
-    ("gather_virtual", "targets", 4), ("gather_virtual", "virtual_ids", 4),
+    ("gather_virtual", "virtual_ids", 4),
     ("gather_virtual", "record", 16), ("gather_virtual", "p2v", 1), ("gather_virtual", "v2p", 1),
-    ("rebind", "targets", 4), ("rebind", "virtual_ids", 4), ("rebind", "record", 16),
-    ("copy_pages", "targets", 4), ("copy_pages", "record", 16),
+    ("rebind", "virtual_ids", 4), ("rebind", "record", 16),
+    ("copy_pages", "record", 16),
     ("bind", "holes", 6), ("bind", "free_ids", 5), ("bind", "record", 16), ("bind", "p2v", 1),
     ("unbind", "holes", 9), ("unbind", "free_ids", 8), ("unbind", "record", 16),
     ("unbind", "v2p", 1), ("translate", "v2p", 1), ("translate_tokens", "v2p", 1),
@@ -167,21 +167,33 @@ def test_length_of_the_head_slice(no_launch: list[Any]) -> None:
     assert no_launch == []
 
 
+@pytest.mark.parametrize("name", ["gather_virtual", "rebind", "copy_pages"])
+@pytest.mark.parametrize("length", [3, 5])
+def test_targets_are_as_many_as_sources(name: str, length: int, no_launch: list[Any]) -> None:
+    refuses(name, "targets", int64(length), "expected 4", f"got {length}")
+    assert no_launch == []
+
+
 @pytest.mark.parametrize("length", [3, 5])
 def test_out_is_as_long_as_the_ids(length: int) -> None:
     refuses("translate_tokens", "out", int64(length), "expected 4", f"got {length}")
 
 
-@pytest.mark.parametrize(("page_size", "refused"), [(2**27, False), (2**31, True)])
+@pytest.mark.parametrize(("page_size", "refused"), [(2**27, False), (2**30, True)])
 def test_out_of_32_bits(page_size: int, refused: bool, no_launch: list[Any]) -> None:
     given = {**arguments("translate_tokens"), "page_size": page_size}
     given["out"] = torch.zeros(4, dtype=torch.int32)
     if refused:
-        with pytest.raises(ValueError, match=rf"^out: int32 .* {12 * 2**31} "):
+        with pytest.raises(ValueError, match=rf"^out: int32 .* {12 * 2**30} "):
             translate.translate_tokens(**given)
     else:
         translate.translate_tokens(**given)
     assert len(no_launch) == (not refused)
+
+
+def test_page_size(no_launch: list[Any]) -> None:
+    refuses("translate_tokens", "page_size", 2**31, f"at most {2**31 - 1}", 2**31)
+    assert no_launch == []
 
 
 @pytest.mark.parametrize("page_bytes", [0, -1, 97])
@@ -203,21 +215,13 @@ def test_nothing_asked_nothing_launched(name: str, no_launch: list[Any]) -> None
 
 
 class Kernel:
-    """Stands for a compiled kernel and for its handle: keeps every call."""
+    """Stands for a kernel: keeps every call."""
 
     def __init__(self) -> None:
-        self.first_calls: list[tuple[object, ...]] = []
-        self.handle_calls: list[tuple[object, ...]] = []
+        self.calls: list[tuple[object, ...]] = []
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
-        def first_call(*arguments: object, **constants: object) -> Kernel:
-            self.first_calls.append((grid, *arguments, constants))
-            return self
-
-        def handle_call(*arguments: object) -> None:
-            self.handle_calls.append((grid, *arguments))
-
-        return first_call if len(grid) == 1 else handle_call
+        return lambda *arguments, **constants: self.calls.append((grid, *arguments, constants))
 
 
 def test_grid() -> None:
@@ -225,22 +229,4 @@ def test_grid() -> None:
     launch.launch(kernel, 2**31 - 1, data)
     with pytest.raises(ValueError, match=rf"^program_count: at most {2**31 - 1} .* got {2**31}"):
         launch.launch(kernel, 2**31, data)
-    assert kernel.first_calls == [((2**31 - 1,), data, {})]
-
-
-def test_handle_is_kept_by_variant(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "_handles", {})
-    kernel, other, data = Kernel(), Kernel(), int64(1)
-    for count in (3, 4):
-        launch.launch(kernel, count, data, 7, variant=(1,), WIDE=False, BLOCK=128)
-        launch.launch(kernel, count, data, 7, variant=(2,), WIDE=True, BLOCK=128)
-        launch.launch(other, count, data, 7, variant=(2,), WIDE=True, BLOCK=128)
-    assert kernel.first_calls == [
-        ((3,), data, 7, {"WIDE": False, "BLOCK": 128}),
-        ((3,), data, 7, {"WIDE": True, "BLOCK": 128}),
-    ]
-    assert kernel.handle_calls == [
-        ((4, 1, 1), data, 7, False, 128),
-        ((4, 1, 1), data, 7, True, 128),
-    ]
-    assert len(other.first_calls) == len(other.handle_calls) == 1
+    assert kernel.calls == [((2**31 - 1,), data, {})]
