@@ -45,6 +45,8 @@ def _host_ids(name: str, ids: Any) -> Words:
             raise UsageError(
                 f"{name}: expected integers of shape [ids], got {ids.dtype} {list(ids.shape)}"
             )
+        if ids.dtype == np.uint64:
+            ids = ids.astype(object)  # so that what int64 cannot hold overflows below
     elif isinstance(ids, Sequence) and not isinstance(ids, str | bytes):
         for index, value in enumerate(ids):
             if type(value) is not int and not isinstance(value, np.integer):

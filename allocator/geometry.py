@@ -64,7 +64,10 @@ def require_count(name: str, value: Any, minimum: int = 0) -> int:
             raise UsageError(f"{name}: expected an integer, got {value!r}")
         if isinstance(value, torch.Tensor):
             raise UsageError(f"{name}: expected a host integer, got a tensor on {value.device}")
-        value = value.__index__()
+        try:
+            value = value.__index__()
+        except TypeError:
+            raise UsageError(f"{name}: expected an integer, got {value!r}") from None
     if value < minimum:
         raise UsageError(f"{name}: expected {minimum} or more, got {value}")
     return int(value)

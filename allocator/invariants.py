@@ -111,8 +111,11 @@ def byte_map(bands: Sequence[Band], total_bytes: int) -> list[tuple[str, int, in
             page_bytes = band.spec.page_bytes
             name = f"band of {band.spec.name!r}"
             parts.append((name, ends[0] * page_bytes, (ends[1] + 1) * page_bytes))
-    top = max(band.geometry.num_pages * band.spec.page_bytes for band in bands)
-    parts.append(("tail", max(top, parts[-1][2]), total_bytes))
+    starts_at_end = [band for band in bands if band.geometry.frontier_byte(0) == total_bytes]
+    top = (starts_at_end or bands)[0]
+    # While the top pool is empty the other one may grow over what the top grid leaves.
+    tail = max(top.geometry.num_pages * top.spec.page_bytes, max(end for _, _, end in parts))
+    parts.append(("tail", tail, total_bytes))
     parts.sort(key=lambda part: part[1:])
     tiled = []
     end = 0

@@ -126,6 +126,8 @@ class MultiEndedAllocator:
         shared.record.raise_if_stopped()
         ids = self._ids(virtual_ids, check=True)
         count = ids.numel()
+        if shared.debug:
+            check_bound_ids(band, ids)
         if count > band.live:
             raise UsageError(
                 f"virtual_ids: {count} ids, but pool {self.name!r} has {band.live} live pages"
@@ -133,8 +135,6 @@ class MultiEndedAllocator:
         shared.counters.free_calls += 1
         if count == 0:
             return
-        if shared.debug:
-            check_bound_ids(band, ids)
         band.unbind(shared.backend.operand(ids), count)
 
     def flush(
