@@ -32,14 +32,21 @@ class _Scratch(threading.local):
 
 _scratch = _Scratch()
 
+_UNSIGNED = {4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
+
+
+def all_below(rows: npt.NDArray[np.integer], limit: int) -> bool:
+    """Whether every one of ``rows``, at least one, is in ``0..limit - 1``."""
+    # As unsigned numbers negative rows are the largest, so that one reduction checks both ends.
+    return bool(np.maximum.reduce(rows.view(_UNSIGNED[rows.itemsize])) < limit)
+
 
 def look_up(table: Words, rows: Words, slot: int = 0) -> Words:
     """``table[rows]``; IndexError for a row outside ``0..table.size - 1``, negative ones included.
 
     The result may be scratch memory, good until the next call with this ``slot``.
     """
-    # As unsigned numbers negative rows are the largest, so that one reduction checks both ends.
-    if np.maximum.reduce(rows.view(np.uint64)) >= table.size:
+    if not all_below(rows, table.size):
         raise IndexError("row outside the table")
     if rows.size < FRESH_ROWS:
         return table[rows]

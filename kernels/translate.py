@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 import triton.language as tl
 
+from .host import all_below
 from .launch import LANES, Words, jit, launch, require_ids, require_words
 
 MAX_INT32 = 2**31 - 1
@@ -54,9 +55,11 @@ def translate(v2p: torch.Tensor, virtual_ids: torch.Tensor, num_pages: int) -> t
 
 def translate_host(v2p: Words, virtual_ids: npt.NDArray[np.integer], num_pages: int) -> Words:
     """``translate`` on host memory."""
-    if virtual_ids.size and virtual_ids.min() >= 0 and virtual_ids.max() < v2p.size:
-        pages = v2p.take(virtual_ids)
-        if pages.min() >= 0 and pages.max() < num_pages:
+    if virtual_ids.size == 0:
+        return np.empty(0, np.int64)
+    if all_below(virtual_ids, v2p.size):
+        pages = v2p[virtual_ids]
+        if all_below(pages, num_pages):
             return pages
     in_range = (virtual_ids >= 0) & (virtual_ids < v2p.size)
     pages = v2p[np.where(in_range, virtual_ids, 0)]

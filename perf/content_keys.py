@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 Integers = NDArray[np.int64]
 Keys = NDArray[np.uint64]
 
-PRIVATE_KEY_STEP = np.uint64(0xBF58476D1CE4E5B9)
+PAGE_KEY_STEP = np.uint64(0xBF58476D1CE4E5B9)
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _FINAL_MULTIPLIER = np.uint64(0xD6E8FEB86659FD93)
@@ -30,19 +30,22 @@ def mix64(values: Keys) -> Keys:
 
 
 def block_keys(block_hashes: list[int], block_pages: int) -> Keys:
-    """Give the keys of all pages of some blocks: shape `[len(block_hashes) * block_pages]`."""
+    """Give the keys of all pages of some blocks: shape `[len(block_hashes) * block_pages]`.
+
+    Those of one block are `PAGE_KEY_STEP` apart (modulo 2**64).
+    """
     hashes = mix64(np.array(block_hashes, dtype=np.uint64))
-    places = np.arange(block_pages, dtype=np.uint64)
-    return mix64(hashes[:, None] + places).reshape(-1)
+    steps = np.arange(block_pages, dtype=np.uint64) * PAGE_KEY_STEP
+    return (hashes[:, None] + steps).reshape(-1)
 
 
 def private_keys(serial: int, first: int, page_count: int) -> Keys:
     """Give the keys of a request's private pages `first` to `first + page_count - 1`.
 
-    They are `PRIVATE_KEY_STEP` apart (modulo 2**64), so that a step adds pages with one addition.
+    They are `PAGE_KEY_STEP` apart (modulo 2**64), so that a step adds pages with one addition.
     """
     start = mix64(np.array([serial], dtype=np.uint64) ^ _PRIVATE_DOMAIN)
-    return start + np.arange(first, first + page_count, dtype=np.uint64) * PRIVATE_KEY_STEP
+    return start + np.arange(first, first + page_count, dtype=np.uint64) * PAGE_KEY_STEP
 
 
 def state_keys(serials: list[int]) -> Keys:

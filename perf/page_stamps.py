@@ -81,6 +81,9 @@ class PageStamps:
         base = mix64(np.arange(1, words + 1, dtype=np.uint64))
         self._base = torch.from_numpy(base.view(np.int64)).to(pages.device)
         self._chunk_pages = max(1, CHUNK_BYTES[pages.device.type] // page_bytes)
+        # Made once: pages that come fresh from the system cost more than the comparison.
+        self._expected = self._base.new_empty((self._chunk_pages, words))
+        self._found = self._cells.new_empty((self._chunk_pages, self._cells.shape[1]))
 
     def write(self, virtual_ids: torch.Tensor, keys: Keys) -> None:
         """Fill the pages `virtual_ids` (int64, `[n]`) with the patterns of `keys` (`[n]`)."""
@@ -93,7 +96,8 @@ class PageStamps:
         What is found goes to the verdict; `moment` says there when the comparison was made.
         """
         for ids, expected in self._chunks(virtual_ids, keys):
-            found = self._cells.index_select(0, self._pool.translate(ids))
+            found = self._found.narrow(0, 0, ids.shape[0])
+            torch.index_select(self._cells, 0, self._pool.translate(ids), out=found)
             self._verdict.pages_checked += ids.shape[0]
             if not torch.equal(found, expected):
                 self._record(ids, expected, found, moment)
@@ -101,7 +105,7 @@ class PageStamps:
     def _chunks(
         self, virtual_ids: torch.Tensor, keys: Keys
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield ids and the cells that their pages must hold, chunk by chunk."""
+        """Yield ids and the cells that their pages must hold; the cells last until the next."""
         if self._verify == "off":
             return
         if self._verify == "sample":
@@ -118,7 +122,8 @@ class PageStamps:
 
     def _pattern(self, keys: Keys) -> torch.Tensor:
         key_column = to_device(keys.view(np.int64)[:, None], self._base.device)
-        words = torch.bitwise_xor(key_column, self._base)
+        words = self._expected.narrow(0, 0, len(keys))
+        torch.bitwise_xor(key_column, self._base, out=words)
         if self._cells.dtype == torch.int64:
             return words
         return words.view(torch.uint8)[:, : self._cells.shape[1]]

@@ -20,6 +20,8 @@ FULL = "full"
 """Name of the pool of token pages."""
 STATE = "state"
 """Name of the pool of state slots, one a page."""
+FILLING_STEPS = 16
+"""Decode steps whose new pages are stamped together."""
 
 
 class PageStore:
@@ -59,6 +61,7 @@ class PageStore:
         )
         self._private_cells = self._private_table.view(-1)
         self._working_table = torch.zeros(running, dtype=torch.int64, device=device)
+        self._filling: list[tuple[torch.Tensor, Keys]] = []
 
     @property
     def pool_names(self) -> tuple[str, ...]:
@@ -111,18 +114,28 @@ class PageStore:
         self._states.write(virtual_ids, state_keys([serial, *(n.state_serial for n in nodes)]))
 
     def grow(self, slots: Integers, positions: Integers, keys: Keys) -> bool:
-        """Allocate and stamp one more private page for each of `slots`; all are `[n]`.
+        """Allocate one more private page for each of `slots`; all are `[n]`.
 
-        `positions` are the new pages' places among the private pages of their request. False, with
-        nothing changed, if the pages do not fit.
+        `positions` are the new pages' places among the private pages of their request. As tokens
+        fill a page over several decode steps, it is stamped some steps later, in one go with
+        others. False, with nothing changed, if the pages do not fit.
         """
         virtual_ids = self.timed.try_alloc(FULL, len(slots))
         if virtual_ids is None:
             return False
         cells = to_device(slots * self._private_pages + positions, self._private_cells.device)
         self._private_cells.index_copy_(0, cells, virtual_ids)
-        self._pages.write(virtual_ids, keys)
+        self._filling.append((virtual_ids, keys))
+        if len(self._filling) == FILLING_STEPS:
+            self._stamp_filling()
         return True
+
+    def _stamp_filling(self) -> None:
+        """Stamp the pages that have been growing since the last time."""
+        if self._filling:
+            virtual_ids, keys = zip(*self._filling, strict=True)
+            self._pages.write(torch.cat(virtual_ids), np.concatenate(keys))
+            self._filling.clear()
 
     def compare(self, nodes: Sequence[Node], state_nodes: Sequence[Node], moment: str) -> None:
         """Compare the pages of `nodes` and the states of `state_nodes` with their content."""
@@ -146,6 +159,7 @@ class PageStore:
 
     def release(self, slot: int, serial: int, page_count: int) -> None:
         """Compare and free the private pages and the working state of the request in `slot`."""
+        self._stamp_filling()
         if page_count:
             virtual_ids = self._private_table[slot, :page_count]
             keys = private_keys(serial, 0, page_count)

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 
+import numpy as np
 import torch
 
 from kvdefrag import AllocatorError, Arena, ArenaStats, PoolSpec
@@ -69,7 +70,13 @@ def make_arena(layout: PoolLayout, options: ReplayOptions) -> Arena:
     specs = [PoolSpec(FULL, layout.page_bytes, page_size=layout.page_size, grows="up")]
     if layout.state_bytes:
         specs.append(PoolSpec(STATE, layout.state_bytes, page_size=1, grows="down"))
-    return Arena(layout.total_bytes, specs, device=options.device, backend=options.backend)
+    buffer = None
+    if options.device == "cpu":
+        # numpy asks the system for huge pages, torch does not: a tenth of a replay's time.
+        buffer = torch.from_numpy(np.zeros(layout.total_bytes, dtype=np.uint8))
+    return Arena(
+        layout.total_bytes, specs, device=options.device, backend=options.backend, buffer=buffer
+    )
 
 
 def replay_trace(
@@ -95,7 +102,7 @@ def replay_trace(
     )
     engine = Engine(store, layout, requests, options.running, on_done)
     start = perf_counter()
-    with _one_thread():
+    with torch.inference_mode(), _one_thread():
         engine.run()
         faults = _final_checks(arena, engine, store, layout)
     return ReplayResult(

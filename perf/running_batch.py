@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .content_keys import PRIVATE_KEY_STEP, Integers, Keys, private_keys
+from .content_keys import PAGE_KEY_STEP, Integers, Keys, private_keys
 from .prefix_cache import Node
 from .trace import BLOCK_TOKENS, Request
 
@@ -115,7 +115,7 @@ class RunningBatch:
         """Note that each of `slots` got one more page."""
         self._slack[slots] += self._page_size
         self._page_counts[slots] += 1
-        self._next_keys[slots] += PRIVATE_KEY_STEP
+        self._next_keys[slots] += PAGE_KEY_STEP
 
     def youngest(self) -> int:
         """Return the slot that was admitted last."""

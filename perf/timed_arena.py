@@ -13,7 +13,7 @@ class TimedArena:
 
     `alloc_ns`, `free_ns` and `flush_ns` hold one entry a call, in nanoseconds. Flushes run inside
     allocations; the arena times them itself, and their time is taken off the allocation. All
-    flushes of one allocation are one entry.
+    flushes of one allocation are one entry, and only those that moved pages are seen.
     """
 
     def __init__(self, arena: Arena) -> None:
@@ -21,7 +21,7 @@ class TimedArena:
         self.alloc_ns: list[int] = []
         self.free_ns: list[int] = []
         self.flush_ns: list[int] = []
-        self._flush_calls = 0
+        self._layout_version = arena.layout_version
         self._flush_host_ns = 0
 
     def try_alloc(self, pool: str, page_count: int) -> torch.Tensor | None:
@@ -45,11 +45,10 @@ class TimedArena:
         self.free_ns.append(perf_counter_ns() - start)
 
     def _note_alloc(self, elapsed_ns: int) -> None:
-        stats = self.arena.stats()
-        if stats.flush_calls != self._flush_calls:
-            flush_ns = stats.flush_host_ns - self._flush_host_ns
-            self._flush_calls = stats.flush_calls
-            self._flush_host_ns = stats.flush_host_ns
-            self.flush_ns.append(flush_ns)
-            elapsed_ns -= flush_ns
+        if self.arena.layout_version != self._layout_version:
+            self._layout_version = self.arena.layout_version
+            flush_host_ns = self.arena.stats().flush_host_ns
+            self.flush_ns.append(flush_host_ns - self._flush_host_ns)
+            self._flush_host_ns = flush_host_ns
+            elapsed_ns -= self.flush_ns[-1]
         self.alloc_ns.append(elapsed_ns)
