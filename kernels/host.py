@@ -6,6 +6,7 @@ A batch is checked by a few reductions. If one says no, ``refuse`` goes through 
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +33,7 @@ class _Scratch(threading.local):
 
 _scratch = _Scratch()
 
-_UNSIGNED = {4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
+_UNSIGNED: dict[int, np.dtype[Any]] = {4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
 
 
 def all_below(rows: npt.NDArray[np.integer], limit: int) -> bool:

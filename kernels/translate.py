@@ -58,7 +58,7 @@ def translate_host(v2p: Words, virtual_ids: npt.NDArray[np.integer], num_pages: 
     if virtual_ids.size == 0:
         return np.empty(0, np.int64)
     if all_below(virtual_ids, v2p.size):
-        pages = v2p[virtual_ids]
+        pages: Words = v2p[virtual_ids]
         if all_below(pages, num_pages):
             return pages
     in_range = (virtual_ids >= 0) & (virtual_ids < v2p.size)

@@ -59,7 +59,6 @@ class PageStore:
         self._private_table = torch.zeros(
             (running, private_pages), dtype=torch.int64, device=device
         )
-        self._private_cells = self._private_table.view(-1)
         self._working_table = torch.zeros(running, dtype=torch.int64, device=device)
         self._filling: list[tuple[torch.Tensor, Keys]] = []
 
@@ -123,8 +122,8 @@ class PageStore:
         virtual_ids = self.timed.try_alloc(FULL, len(slots))
         if virtual_ids is None:
             return False
-        cells = to_device(slots * self._private_pages + positions, self._private_cells.device)
-        self._private_cells.index_copy_(0, cells, virtual_ids)
+        cells = to_device(slots * self._private_pages + positions, virtual_ids.device)
+        self._private_table.view(-1).index_copy_(0, cells, virtual_ids)
         self._filling.append((virtual_ids, keys))
         if len(self._filling) == FILLING_STEPS:
             self._stamp_filling()
