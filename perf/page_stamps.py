@@ -27,6 +27,23 @@ def to_device(values: Integers, device: torch.device) -> torch.Tensor:
     return tensor if device.type == "cpu" else tensor.to(device)
 
 
+def put_rows(cells: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> None:
+    """Write `values` (`[n, words]`) to the `rows` (int64, `[n]`) of `cells`."""
+    if cells.device.type == "cpu":
+        # numpy copies whole rows, at twice the speed of torch here.
+        cells.numpy()[rows.numpy()] = values.numpy()
+    else:
+        cells.index_copy_(0, rows, values)
+
+
+def take_rows(cells: torch.Tensor, rows: torch.Tensor, out: torch.Tensor) -> None:
+    """Read the `rows` (int64, `[n]`) of `cells` into `out` (`[n, words]`)."""
+    if cells.device.type == "cpu":
+        np.take(cells.numpy(), rows.numpy(), axis=0, out=out.numpy(), mode="clip")
+    else:
+        torch.index_select(cells, 0, rows, out=out)
+
+
 @dataclass(frozen=True)
 class WrongByte:
     """The first byte of a page that differs from what was written."""
@@ -88,7 +105,7 @@ class PageStamps:
     def write(self, virtual_ids: torch.Tensor, keys: Keys) -> None:
         """Fill the pages `virtual_ids` (int64, `[n]`) with the patterns of `keys` (`[n]`)."""
         for ids, expected in self._chunks(virtual_ids, keys):
-            self._cells.index_copy_(0, self._pool.translate(ids), expected)
+            put_rows(self._cells, self._pool.translate(ids), expected)
 
     def compare(self, virtual_ids: torch.Tensor, keys: Keys, moment: str) -> None:
         """Compare every byte of the pages `virtual_ids` with the patterns of `keys`.
@@ -97,7 +114,7 @@ class PageStamps:
         """
         for ids, expected in self._chunks(virtual_ids, keys):
             found = self._found.narrow(0, 0, ids.shape[0])
-            torch.index_select(self._cells, 0, self._pool.translate(ids), out=found)
+            take_rows(self._cells, self._pool.translate(ids), found)
             self._verdict.pages_checked += ids.shape[0]
             if not torch.equal(found, expected):
                 self._record(ids, expected, found, moment)

@@ -48,7 +48,9 @@ class TimedArena:
         if self.arena.layout_version != self._layout_version:
             self._layout_version = self.arena.layout_version
             flush_host_ns = self.arena.stats().flush_host_ns
-            self.flush_ns.append(flush_host_ns - self._flush_host_ns)
+            # An earlier flush without moves may be in the difference: never more than the call.
+            flush_ns = min(flush_host_ns - self._flush_host_ns, elapsed_ns)
+            self.flush_ns.append(flush_ns)
             self._flush_host_ns = flush_host_ns
-            elapsed_ns -= self.flush_ns[-1]
+            elapsed_ns -= flush_ns
         self.alloc_ns.append(elapsed_ns)
