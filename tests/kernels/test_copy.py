@@ -13,7 +13,7 @@ from .byte_buffer import NO_FAULT, ByteBuffer, aligned_bytes, check_copy, random
 PAGE_BYTES = (
     1, 7, 8, 16, 24, 80, 656, 1152, 4096, 6635, 10496, 16384, 16384 + 8, 65536,
 )  # fmt: skip
-OFFSETS = (0, 1, 2, 4, 8)
+OFFSETS = (0, 1, 2, 4, 8, 16)
 MIB = 1 << 20
 
 
