@@ -20,6 +20,9 @@ from .pool import MultiEndedAllocator, Shared, bind_pages, flush_limit, make_roo
 from .prewarm import prewarm
 from .stats import ArenaStats, Counters, PoolStats
 
+MAX_BYTES = 2**63 - 1
+"""Addresses are 64-bit."""
+
 
 class Arena:
     """A byte buffer shared by one pool, or by two that grow towards each other.
@@ -45,37 +48,41 @@ class Arena:
         buffer: torch.Tensor | None = None,
     ) -> None:
         self.total_bytes = require_count("total_bytes", total_bytes, minimum=1)
+        if self.total_bytes > MAX_BYTES:
+            raise UsageError(f"total_bytes: expected {MAX_BYTES} at most, got {total_bytes}")
         specs = _checked_specs(pools)
         geometries = place_bands(specs, self.total_bytes)
         place = _checked_device(device, buffer)
         chosen = _chosen_backend(backend, place)
-        self.buffer = _checked_buffer(buffer, self.total_bytes, place, specs)
-        _check_page_bytes(self.buffer, chosen, specs)
-        record = FaultRecord(chosen, place, [spec.name for spec in specs])
-        self._bands = [
-            Band(spec, index, geometry, chosen, record, place)
-            for index, (spec, geometry) in enumerate(zip(specs, geometries, strict=True))
-        ]
-        counters = Counters()
-        self._shared = Shared(
-            chosen,
-            place,
-            record,
-            Capacity(self._bands),
-            Compactor(chosen, record, self._bands, self.buffer, counters, place, debug),
-            counters,
-            debug,
-        )
-        self._pools = {
-            band.spec.name: MultiEndedAllocator(self._shared, band, self.buffer)
-            for band in self._bands
-        }
+        # Made for every mode, also where the arena is built in inference mode.
+        with torch.inference_mode(False):
+            self.buffer = _checked_buffer(buffer, self.total_bytes, place, specs)
+            _check_page_bytes(self.buffer, chosen, specs)
+            record = FaultRecord(chosen, place, [spec.name for spec in specs])
+            self._bands = [
+                Band(spec, index, geometry, chosen, record, place)
+                for index, (spec, geometry) in enumerate(zip(specs, geometries, strict=True))
+            ]
+            counters = Counters()
+            self._shared = Shared(
+                chosen,
+                place,
+                record,
+                Capacity(self._bands),
+                Compactor(chosen, record, self._bands, self.buffer, counters, place, debug),
+                counters,
+                debug,
+            )
+            self._pools = {
+                band.spec.name: MultiEndedAllocator(self._shared, band, self.buffer)
+                for band in self._bands
+            }
 
     def __getitem__(self, name: str) -> MultiEndedAllocator:
         """The pool called ``name``."""
         try:
             return self._pools[name]
-        except KeyError:
+        except (KeyError, TypeError):
             raise UsageError(f"name: no pool {name!r}, the pools are {list(self._pools)}") from None
 
     @property
@@ -197,6 +204,8 @@ def _checked_specs(pools: Any) -> list[PoolSpec]:
 
 
 def _checked_device(device: Any, buffer: Any) -> torch.device:
+    if buffer is not None and not isinstance(buffer, torch.Tensor):
+        raise UsageError(f"buffer: expected a 1-D uint8 tensor, got {type(buffer).__name__}")
     if device is None:
         device = buffer.device if isinstance(buffer, torch.Tensor) else "cuda"
     try:

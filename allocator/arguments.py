@@ -30,6 +30,8 @@ def device_ids(
             raise UsageError(f"{name}: expected int64 or int32, got {ids.dtype}")
         if ids.device != device:
             raise UsageError(f"{name}: expected device {device}, got {ids.device}")
+        if ids.layout is not torch.strided:
+            raise UsageError(f"{name}: expected a strided tensor, got {ids.layout}")
         if ids.dim() != 1:
             raise UsageError(f"{name}: expected shape [ids], got {list(ids.shape)}")
         return ids, False

@@ -14,11 +14,13 @@ from kvdefrag.kernels.launch import Words
 from .band import Band
 from .debug import check_disjoint
 from .faults import FaultRecord
-from .geometry import Mover
 from .plan import MovePlan, moves_to_reach, plan_moves
 from .rebuild import raise_faults
 from .snapshot import SnapshotReader, sorted_depths
 from .stats import Counters
+
+Batch = tuple[Band, Operand, Operand]
+"""A band that moves pages, and their sources and targets on the device."""
 
 MoveLimit = Callable[[Band, Words], "int | None"]
 """How many moves a flush may make in a band with these sorted hole depths; None: no limit."""
@@ -132,11 +134,23 @@ class Compactor:
         if moved:
             self._counters.flushes_with_moves += 1
             self._counters.layout_version += 1
-        for mover, sources, targets in moved:
-            if mover is not None:
-                mover(self._backend.tensor(sources), self._backend.tensor(targets))
+        self._run_movers(moved)
         self._counters.flush_host_ns += perf_counter_ns() - started
         return results
+
+    def _run_movers(self, batches: Sequence[Batch]) -> None:
+        """Run every pool's own copy; if one raises, the others still run, and the arena stops."""
+        failed: Exception | None = None
+        for band, sources, targets in batches:
+            if band.spec.mover is None:
+                continue
+            try:
+                band.spec.mover(self._backend.tensor(sources), self._backend.tensor(targets))
+            except Exception as error:
+                self._record.stop([f"pool {band.spec.name!r}: its mover raised {error!r}"])
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     def check_record(self) -> None:
         """Read the device record back and raise what it holds."""
@@ -155,10 +169,8 @@ class Compactor:
             plans.append(plan_moves(holes, band.span, move_limit(band, holes)))
         return plans
 
-    def _move(
-        self, bands: Sequence[Band], plans: Sequence[MovePlan]
-    ) -> list[tuple[Mover | None, Operand, Operand]]:
-        """One upload, then the move batches in stream order: mover, sources and targets of each."""
+    def _move(self, bands: Sequence[Band], plans: Sequence[MovePlan]) -> list[Batch]:
+        """One upload, then the move batches in stream order."""
         words = self._stage(bands, plans)
         uploaded: Operand = self._backend.upload(self._upload, words) if words else None
         batches = []
@@ -169,7 +181,7 @@ class Compactor:
                 sources = uploaded[start : start + moves]
                 targets = uploaded[start + moves : start + 2 * moves]
                 self._move_batch(band, sources, targets)
-                batches.append((band.spec.mover, sources, targets))
+                batches.append((band, sources, targets))
             start += 2 * moves
             if remaining:
                 self._backend.assign(

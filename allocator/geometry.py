@@ -32,7 +32,9 @@ class PoolSpec:
     the start of the buffer or "down" from its end. ``virtual_pages``: how many virtual ids there
     are (1 to this), by default one for every page but the sink. ``mover``: copies pages of an
     engine that owns its tensors, called as ``mover(source_pages, target_pages)`` after the tables
-    have changed; after a fault every pair is (0, 0).
+    have changed; after a fault every pair is (0, 0). The two tensors are good until it returns, and
+    it must not call the arena. If it raises, its pages no longer hold their bytes: the arena is
+    stopped with CorruptState.
     """
 
     name: str
@@ -51,7 +53,7 @@ class PoolSpec:
                 object.__setattr__(self, field, require_count(field, value, minimum=1))
         if self.page_size > MAX_PAGES:
             raise UsageError(f"page_size: at most {MAX_PAGES} tokens, got {self.page_size}")
-        if self.grows not in ("up", "down"):
+        if not isinstance(self.grows, str) or self.grows not in ("up", "down"):
             raise UsageError(f"grows: expected 'up' or 'down', got {self.grows!r}")
         if self.mover is not None and not callable(self.mover):
             raise UsageError(f"mover: expected a callable, got {self.mover!r}")

@@ -120,7 +120,8 @@ class MultiEndedAllocator:
         UsageError, with nothing changed, for a wrong dtype, device or shape and for more ids than
         there are live pages; in a host list also for an id out of range or twice. An id that only
         the device can know to be wrong (freed before, never allocated, twice) is refused there and
-        raised at the next flush or ``arena.check()``; with ``debug=True`` it is raised here.
+        raised at the next flush that finds holes or at ``arena.check()``; with ``debug=True`` it is
+        raised here.
         """
         band, shared = self._band, self._shared
         shared.record.raise_if_stopped()
@@ -185,6 +186,8 @@ class MultiEndedAllocator:
             out = torch.empty(ids.numel(), dtype=torch.int64, device=self._shared.device)
         elif not isinstance(out, torch.Tensor) or out.dtype not in ID_DTYPES:
             raise UsageError(f"out: expected an int64 or int32 tensor, got {out!r}")
+        elif out.layout is not torch.strided or (out.numel() > 1 and 0 in out.stride()):
+            raise UsageError(f"out: expected one place a token, got {out!r}")
         elif out.device != self._shared.device or out.shape != ids.shape:
             raise UsageError(
                 f"out: expected {list(ids.shape)} on {self._shared.device}, "

@@ -25,7 +25,7 @@ def prewarm(
     serving will use, and no table, list or byte changes. Returns the seconds it took.
     """
     started = perf_counter()
-    words = torch.zeros(RECORD_WORDS, dtype=torch.int64)
+    words = torch.zeros(RECORD_WORDS, dtype=torch.int64, device="cpu")
     words[CORRUPT.value] = 1
     record = backend.operand(words.to(device))
     staging = backend.staging(2 * RECORD_WORDS)

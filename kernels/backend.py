@@ -98,7 +98,7 @@ class Staging:
 
     def __init__(self, word_count: int, device: torch.device | None) -> None:
         pinned = device is not None and device.type == "cuda"
-        self.pinned = torch.empty(word_count, dtype=torch.int64, pin_memory=pinned)
+        self.pinned = torch.empty(word_count, dtype=torch.int64, device="cpu", pin_memory=pinned)
         self.host: Words = self.pinned.numpy()
         self.device: Operand = self.host
         if device is not None:
@@ -261,7 +261,7 @@ def choose_backend(name: str, device: torch.device) -> Backend:
     "auto" is "host" on the CPU and "triton" elsewhere. Raises ValueError for another name, and for
     a backend that cannot serve the device.
     """
-    if name not in ("auto", "triton", "host"):
+    if not isinstance(name, str) or name not in ("auto", "triton", "host"):
         raise ValueError(f"backend: expected 'auto', 'triton' or 'host', got {name!r}")
     if name == "auto":
         name = "host" if device.type == "cpu" else "triton"

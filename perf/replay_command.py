@@ -22,13 +22,16 @@ from .trace import BLOCK_TOKENS, Request, TraceError, read_trace
 from .trace_generator import DEFAULT_REQUESTS, generate_trace
 
 GIB = 1 << 30
+MAX_POOL_GIB = 1 << 20
+MAX_RUNNING = 1 << 16
 
 
 def parse_scale(_context: click.Context, _option: click.Parameter, value: str) -> Fraction:
     """Turn `1/1024`, `0.5` or `1024` into the factor by which sizes shrink, at most 1."""
     try:
-        scale = Fraction(value)
-    except (ValueError, ZeroDivisionError):
+        # Fraction would spell out the digits of a huge exponent; a float tells at once.
+        scale = Fraction(value) if "/" in value else Fraction(float(value)).limit_denominator()
+    except (ValueError, ZeroDivisionError, OverflowError):
         scale = Fraction(0)
     if scale <= 0:
         raise click.BadParameter(
@@ -67,7 +70,7 @@ def parse_scale(_context: click.Context, _option: click.Parameter, value: str) -
 )
 @click.option(
     "--pool-gib",
-    type=click.FloatRange(min=0, min_open=True),
+    type=click.FloatRange(min=0, min_open=True, max=MAX_POOL_GIB),
     default=100.0,
     show_default=True,
     help="Unscaled size of the shared pool in GiB.",
@@ -83,7 +86,7 @@ def parse_scale(_context: click.Context, _option: click.Parameter, value: str) -
 )
 @click.option(
     "--running",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, MAX_RUNNING),
     default=64,
     show_default=True,
     help="Requests that run at a time.",
@@ -195,6 +198,8 @@ def _run(requests: list[Request], layout: PoolLayout, options: ReplayOptions) ->
         arena = make_arena(layout, options)
     except AllocatorError as error:
         raise click.UsageError(f"the allocator refused these options: {error}") from error
+    except (MemoryError, RuntimeError) as error:
+        raise click.UsageError(f"no memory for a pool of this size: {error}") from error
     console = Console(stderr=True)
     progress = Progress(
         TextColumn("replay"),

@@ -10,6 +10,8 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+MAX_TOKENS = 10_000_000
+"""More tokens than any model takes in one request."""
 BLOCK_TOKENS = 512
 """Tokens of the prompt that one hash id stands for."""
 
@@ -63,6 +65,8 @@ def _parse_line(line: str, where: str) -> Request:
         record = json.loads(line)
     except json.JSONDecodeError as error:
         raise TraceError(f"{where} is not JSON: {error.msg} at column {error.colno}") from error
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{where} is not usable JSON: {error}") from error
     if not isinstance(record, dict):
         raise TraceError(f"{where} must be an object, not {line.strip()[:40]}")
     timestamp_ms = _field(record, "timestamp", where)
@@ -82,8 +86,11 @@ def _field(record: dict[str, Any], name: str, where: str) -> Any:
 
 def _token_count(record: dict[str, Any], name: str, where: str) -> int:
     value = _field(record, name, where)
-    if type(value) is not int or value < 1:
-        raise TraceError(f"{where}: {name} must be a number of tokens from 1 on, not {value!r}")
+    if type(value) is not int or not 1 <= value <= MAX_TOKENS:
+        raise TraceError(
+            f"{where}: {name} must be a number of tokens from 1 on, at most {MAX_TOKENS}, "
+            f"not {value!r}"
+        )
     return value
 
 
