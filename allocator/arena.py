@@ -205,7 +205,7 @@ def _checked_specs(pools: Any) -> list[PoolSpec]:
 
 def _checked_device(device: Any, buffer: Any) -> torch.device:
     if buffer is not None and not isinstance(buffer, torch.Tensor):
-        raise UsageError(f"buffer: expected a 1-D uint8 tensor, got {type(buffer).__name__}")
+        raise UsageError(f"buffer: expected a 1-D uint8 tensor, got {buffer!r}")
     if device is None:
         device = buffer.device if isinstance(buffer, torch.Tensor) else "cuda"
     try:
@@ -242,9 +242,10 @@ def _checked_buffer(
         if all(spec.mover is not None for spec in specs):
             return None
         return torch.zeros(total_bytes, dtype=torch.uint8, device=device)
-    if not isinstance(buffer, torch.Tensor) or buffer.dtype != torch.uint8 or buffer.dim() != 1:
-        kind = f"{buffer.dtype} {list(buffer.shape)}" if torch.is_tensor(buffer) else repr(buffer)
-        raise UsageError(f"buffer: expected a 1-D uint8 tensor, got {kind}")
+    if buffer.dtype != torch.uint8 or buffer.dim() != 1:
+        raise UsageError(
+            f"buffer: expected a 1-D uint8 tensor, got {buffer.dtype} {list(buffer.shape)}"
+        )
     if not buffer.is_contiguous():
         raise UsageError(f"buffer: expected a contiguous tensor, got stride {buffer.stride(0)}")
     if buffer.device != device:

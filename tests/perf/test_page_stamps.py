@@ -4,7 +4,13 @@ import torch
 
 from kvdefrag import Arena, PoolSpec
 from kvdefrag.perf import page_stamps
-from kvdefrag.perf.content_keys import block_keys, private_keys, state_keys
+from kvdefrag.perf.content_keys import (
+    block_keys,
+    mix64,
+    mix64_int,
+    private_keys,
+    state_keys,
+)
 from kvdefrag.perf.page_stamps import PageStamps, Verdict
 
 PAGES = 21
@@ -125,3 +131,8 @@ def test_keys_are_distinct_over_kinds_and_places():
 def test_private_keys_can_be_continued():
     whole = private_keys(9, 0, 12)
     assert np.array_equal(np.concatenate([private_keys(9, 0, 5), private_keys(9, 5, 7)]), whole)
+
+
+def test_one_number_mixes_as_an_array_does() -> None:
+    values = np.array([0, 1, 2**32, 2**63 + 5, 2**64 - 1], dtype=np.uint64)
+    assert [mix64_int(int(value)) for value in values] == mix64(values).tolist()
