@@ -236,7 +236,7 @@ def _check_page_bytes(
 
 
 def _checked_buffer(
-    buffer: Any, total_bytes: int, device: torch.device, specs: Sequence[PoolSpec]
+    buffer: torch.Tensor | None, total_bytes: int, device: torch.device, specs: Sequence[PoolSpec]
 ) -> torch.Tensor | None:
     if buffer is None:
         if all(spec.mover is not None for spec in specs):
