@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from kvdefrag.kernels.backend import Backend
+from kvdefrag.kernels.translate import MAX_INT32
 
 from .arguments import ID_DTYPES, device_ids
 from .band import Band
@@ -193,7 +194,7 @@ class MultiEndedAllocator:
                 f"out: expected {list(ids.shape)} on {self._shared.device}, "
                 f"got {list(out.shape)} on {out.device}"
             )
-        elif out.dtype == torch.int32 and token_limit > 2**31 - 1:
+        elif out.dtype == torch.int32 and token_limit > MAX_INT32:
             raise UsageError(f"out: int32 cannot hold {token_limit} token ids, got {out.dtype}")
         if ids.numel():
             backend = self._shared.backend

@@ -10,6 +10,7 @@ import torch
 from kvdefrag.kernels.backend import Backend
 from kvdefrag.kernels.bind import Take
 from kvdefrag.kernels.record import CORRUPT, RECORD_WORDS
+from kvdefrag.kernels.translate import MAX_INT32
 
 from .arguments import ID_DTYPES
 from .band import Band
@@ -60,4 +61,4 @@ def prewarm(
 
 
 def _fits_int32(band: Band) -> bool:
-    return band.geometry.num_pages * band.spec.page_size <= 2**31 - 1
+    return band.geometry.num_pages * band.spec.page_size <= MAX_INT32
