@@ -13,35 +13,11 @@ import torch
 
 from kvdefrag import MultiEndedAllocator
 
-from .content_keys import Integers, Keys, mix64
+from .content_keys import Keys, mix64
+from .page_cells import page_cells
 
-WORD_BYTES = 8
-CHUNK_BYTES = {"cpu": 1 << 20, "cuda": 1 << 26}
 SAMPLED_KEYS = np.uint64(1 << 60)
 """A sampled page's mixed key lies below this: 1 page in 16."""
-
-
-def to_device(values: Integers, device: torch.device) -> torch.Tensor:
-    """Give `values` as a tensor on `device`; on the CPU it shares their memory."""
-    tensor = torch.from_numpy(values)
-    return tensor if device.type == "cpu" else tensor.to(device)
-
-
-def put_rows(cells: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> None:
-    """Write `values` (`[n, words]`) to the `rows` (int64, `[n]`) of `cells`."""
-    if cells.device.type == "cpu":
-        # numpy copies whole rows, at twice the speed of torch here.
-        cells.numpy()[rows.numpy()] = values.numpy()
-    else:
-        cells.index_copy_(0, rows, values)
-
-
-def take_rows(cells: torch.Tensor, rows: torch.Tensor, out: torch.Tensor) -> None:
-    """Read the `rows` (int64, `[n]`) of `cells` into `out` (`[n, words]`)."""
-    if cells.device.type == "cpu":
-        np.take(cells.numpy(), rows.numpy(), axis=0, out=out.numpy(), mode="clip")
-    else:
-        torch.index_select(cells, 0, rows, out=out)
 
 
 @dataclass(frozen=True)
@@ -89,80 +65,61 @@ class PageStamps:
         self._verdict = verdict
         self._verify = verify
         self._seed = np.uint64(seed)
-        pages = pool.pages
-        assert pages is not None
-        page_bytes = pages.shape[1]
-        words = -(-page_bytes // WORD_BYTES)
-        whole = page_bytes % WORD_BYTES == 0 and pages.data_ptr() % WORD_BYTES == 0
-        self._cells = pages.view(torch.int64) if whole else pages
-        base = mix64(np.arange(1, words + 1, dtype=np.uint64))
-        self._base = torch.from_numpy(base.view(np.int64)).to(pages.device)
-        self._chunk_pages = max(1, CHUNK_BYTES[pages.device.type] // page_bytes)
-        # Made once: pages that come fresh from the system cost more than the comparison.
-        self._expected = self._base.new_empty((self._chunk_pages, words))
-        self._found = self._cells.new_empty((self._chunk_pages, self._cells.shape[1]))
+        assert pool.pages is not None
+        self._cells = page_cells(pool.pages)
 
     def write(self, virtual_ids: torch.Tensor, keys: Keys) -> None:
         """Fill the pages `virtual_ids` (int64, `[n]`) with the patterns of `keys` (`[n]`)."""
-        for ids, expected in self._chunks(virtual_ids, keys):
-            put_rows(self._cells, self._pool.translate(ids), expected)
+        for _, pages, chunk_keys in self._chunks(virtual_ids, keys):
+            self._cells.write(pages, chunk_keys)
 
     def compare(self, virtual_ids: torch.Tensor, keys: Keys, moment: str) -> None:
         """Compare every byte of the pages `virtual_ids` with the patterns of `keys`.
 
         What is found goes to the verdict; `moment` says there when the comparison was made.
         """
-        for ids, expected in self._chunks(virtual_ids, keys):
-            found = self._found.narrow(0, 0, ids.shape[0])
-            take_rows(self._cells, self._pool.translate(ids), found)
-            self._verdict.pages_checked += ids.shape[0]
-            if not torch.equal(found, expected):
-                self._record(ids, expected, found, moment)
+        for ids, pages, chunk_keys in self._chunks(virtual_ids, keys):
+            self._verdict.pages_checked += chunk_keys.size
+            if not self._cells.compare(pages, chunk_keys):
+                self._record(ids, pages, moment)
 
     def _chunks(
         self, virtual_ids: torch.Tensor, keys: Keys
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield ids and the cells that their pages must hold; the cells last until the next."""
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, Keys]]:
+        """Yield ids, their pages and their keys."""
         if self._verify == "off":
             return
         if self._verify == "sample":
             sampled = np.flatnonzero(mix64(keys ^ self._seed) < SAMPLED_KEYS)
-            virtual_ids = virtual_ids[to_device(sampled, virtual_ids.device)]
+            virtual_ids = virtual_ids[torch.from_numpy(sampled).to(virtual_ids.device)]
             keys = keys[sampled]
-        if len(keys) <= self._chunk_pages:
-            if len(keys):
-                yield virtual_ids, self._pattern(keys)
+        if not keys.size:
             return
-        for first in range(0, len(keys), self._chunk_pages):
-            chunk = slice(first, first + self._chunk_pages)
-            yield virtual_ids[chunk], self._pattern(keys[chunk])
+        pages = self._pool.translate(virtual_ids)
+        chunk_pages = self._cells.chunk_pages
+        if keys.size <= chunk_pages:
+            yield virtual_ids, pages, keys
+            return
+        for first in range(0, keys.size, chunk_pages):
+            chunk = slice(first, first + chunk_pages)
+            yield virtual_ids[chunk], pages[chunk], keys[chunk]
 
-    def _pattern(self, keys: Keys) -> torch.Tensor:
-        key_column = to_device(keys.view(np.int64)[:, None], self._base.device)
-        words = self._expected.narrow(0, 0, len(keys))
-        torch.bitwise_xor(key_column, self._base, out=words)
-        if self._cells.dtype == torch.int64:
-            return words
-        return words.view(torch.uint8)[:, : self._cells.shape[1]]
-
-    def _record(
-        self, virtual_ids: torch.Tensor, expected: torch.Tensor, found: torch.Tensor, moment: str
-    ) -> None:
+    def _record(self, virtual_ids: torch.Tensor, pages: torch.Tensor, moment: str) -> None:
         """Count the wrong pages of a chunk; keep the first wrong byte of the replay."""
-        wrong = (found != expected).any(dim=1).nonzero()[:, 0]
+        expected, found = self._cells.compared()
+        differs = found != expected
+        wrong = differs.any(dim=1).nonzero()[:, 0]
         self._verdict.wrong_pages += wrong.shape[0]
         if self._verdict.first_wrong is not None:
             return
-        row = wrong[0]
-        expected_bytes = expected[row].contiguous().view(torch.uint8)
-        found_bytes = found[row].view(torch.uint8)
-        byte = int((found_bytes != expected_bytes).nonzero()[0])
+        row = int(wrong[0])
+        byte = int(differs[row].nonzero()[0])
         self._verdict.first_wrong = WrongByte(
             pool=self._name,
             moment=moment,
             virtual_page=int(virtual_ids[row]),
-            physical_page=int(self._pool.translate(virtual_ids[row].reshape(1))),
+            physical_page=int(pages[row]),
             byte=byte,
-            expected=int(expected_bytes[byte]),
-            found=int(found_bytes[byte]),
+            expected=int(expected[row, byte]),
+            found=int(found[row, byte]),
         )

@@ -12,7 +12,8 @@ from kvdefrag import Arena
 
 from .content_keys import Integers, Keys, block_keys, private_keys, state_keys
 from .geometries import PoolLayout
-from .page_stamps import PageStamps, Verdict, to_device
+from .id_table import IdTable
+from .page_stamps import PageStamps, Verdict
 from .prefix_cache import Node
 from .timed_arena import TimedArena
 
@@ -47,19 +48,14 @@ class PageStore:
         self.rows = layout.num_pages // layout.block_pages
         self.verdict = Verdict()
         self._block_pages = layout.block_pages
-        self._private_pages = private_pages
         self._pages = PageStamps(FULL, arena[FULL], self.verdict, verify, seed)
         self._states: PageStamps | None = None
         if layout.state_bytes:
             self._states = PageStamps(STATE, arena[STATE], self.verdict, verify, seed)
-        self._block_table = torch.zeros(
-            (self.rows, layout.block_pages), dtype=torch.int64, device=device
-        )
-        self._state_table = torch.zeros(self.rows, dtype=torch.int64, device=device)
-        self._private_table = torch.zeros(
-            (running, private_pages), dtype=torch.int64, device=device
-        )
-        self._working_table = torch.zeros(running, dtype=torch.int64, device=device)
+        self._block_table = IdTable(self.rows, layout.block_pages, device)
+        self._state_table = IdTable(self.rows, 1, device)
+        self._private_table = IdTable(running, private_pages, device)
+        self._working_table = IdTable(running, 1, device)
         self._filling: list[tuple[torch.Tensor, Keys]] = []
 
     @property
@@ -91,10 +87,9 @@ class PageStore:
         block_count = len(chain) * self._block_pages
         keys = private_keys(serial, 0, virtual_ids.shape[0] - block_count)
         if chain:
-            rows = virtual_ids[:block_count].view(-1, self._block_pages)
-            self._block_table.index_copy_(0, self._rows(chain), rows)
+            self._block_table.put(_rows(chain), virtual_ids[:block_count])
             keys = np.concatenate((self._block_keys(chain), keys))
-        self._private_table[slot, : len(keys) - block_count] = virtual_ids[block_count:]
+        self._private_table.put_first(slot, virtual_ids[block_count:])
         self._pages.write(virtual_ids, keys)
 
     def write_states(
@@ -107,9 +102,9 @@ class PageStore:
         """
         if self._states is None:
             return
-        self._working_table[slot : slot + 1] = virtual_ids[:1]
+        self._working_table.put_first(slot, virtual_ids[:1])
         if nodes:
-            self._state_table.index_copy_(0, self._rows(nodes), virtual_ids[1:])
+            self._state_table.put(_rows(nodes), virtual_ids[1:])
         self._states.write(virtual_ids, state_keys([serial, *(n.state_serial for n in nodes)]))
 
     def grow(self, slots: Integers, positions: Integers, keys: Keys) -> bool:
@@ -122,8 +117,7 @@ class PageStore:
         virtual_ids = self.timed.try_alloc(FULL, len(slots))
         if virtual_ids is None:
             return False
-        cells = to_device(slots * self._private_pages + positions, virtual_ids.device)
-        self._private_table.view(-1).index_copy_(0, cells, virtual_ids)
+        self._private_table.put_cells(slots, positions, virtual_ids)
         self._filling.append((virtual_ids, keys))
         if len(self._filling) == FILLING_STEPS:
             self._stamp_filling()
@@ -160,28 +154,28 @@ class PageStore:
         """Compare and free the private pages and the working state of the request in `slot`."""
         self._stamp_filling()
         if page_count:
-            virtual_ids = self._private_table[slot, :page_count]
+            virtual_ids = self._private_table.first(slot, page_count)
             keys = private_keys(serial, 0, page_count)
             self._pages.compare(virtual_ids, keys, "before release")
             self.timed.free(FULL, virtual_ids)
         if self._states is not None:
-            virtual_ids = self._working_table[slot : slot + 1]
+            virtual_ids = self._working_table.first(slot, 1)
             self._states.compare(virtual_ids, state_keys([serial]), "before release")
             self.timed.free(STATE, virtual_ids)
 
-    def _rows(self, nodes: Sequence[Node]) -> torch.Tensor:
-        rows = np.array([node.row for node in nodes])
-        return to_device(rows, self._block_table.device)
-
     def _block_ids(self, nodes: Sequence[Node]) -> torch.Tensor:
-        return self._block_table.index_select(0, self._rows(nodes)).view(-1)
+        return self._block_table.take(_rows(nodes))
 
     def _block_keys(self, nodes: Sequence[Node]) -> Keys:
         return block_keys([node.block_hash for node in nodes], self._block_pages)
 
     def _state_ids(self, nodes: Sequence[Node]) -> torch.Tensor:
-        return self._state_table.index_select(0, self._rows(nodes))
+        return self._state_table.take(_rows(nodes))
 
     @staticmethod
     def _state_keys(nodes: Sequence[Node]) -> Keys:
         return state_keys([node.state_serial for node in nodes])
+
+
+def _rows(nodes: Sequence[Node]) -> list[int]:
+    return [node.row for node in nodes]

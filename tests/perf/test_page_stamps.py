@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from kvdefrag import Arena, PoolSpec
-from kvdefrag.perf import page_stamps
+from kvdefrag.perf import page_cells, page_stamps
 from kvdefrag.perf.content_keys import (
     block_keys,
     mix64,
@@ -25,10 +25,15 @@ def make(page_bytes, verify="full", seed=0):
 
 @pytest.fixture(params=[1 << 18, 100], ids=["one chunk", "many chunks"])
 def chunk_bytes(request, monkeypatch):
-    monkeypatch.setitem(page_stamps.CHUNK_BYTES, "cpu", request.param)
+    monkeypatch.setitem(page_cells.CHUNK_BYTES, "cpu", request.param)
 
 
-@pytest.mark.usefixtures("chunk_bytes")
+@pytest.fixture(params=["HostCells", "DeviceCells"])
+def form(request, monkeypatch):
+    monkeypatch.setattr(page_stamps, "page_cells", getattr(page_cells, request.param))
+
+
+@pytest.mark.usefixtures("chunk_bytes", "form")
 @pytest.mark.parametrize("page_bytes", [1, 3, 8, 13, 24, 37, 64])
 def test_one_wrong_byte_is_found_wherever_it_is(page_bytes):
     pool, stamps, verdict = make(page_bytes)
