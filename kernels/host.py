@@ -38,8 +38,10 @@ _UNSIGNED: dict[int, np.dtype[Any]] = {4: np.dtype(np.uint32), 8: np.dtype(np.ui
 
 def all_below(rows: npt.NDArray[np.integer], limit: int) -> bool:
     """Whether every one of ``rows``, at least one, is in ``0..limit - 1``."""
-    # As unsigned numbers negative rows are the largest, so that one reduction checks both ends.
-    return bool(np.maximum.reduce(rows.view(_UNSIGNED[rows.itemsize])) < limit)
+    # As unsigned numbers negative rows are the largest, so that one search checks both ends. numpy
+    # starts a search in a tenth of the time of a reduction.
+    largest: int = rows.item(rows.view(_UNSIGNED[rows.itemsize]).argmax())
+    return 0 <= largest < limit
 
 
 def look_up(table: Words, rows: Words, slot: int = 0) -> Words:
