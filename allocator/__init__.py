@@ -4,9 +4,9 @@ Imports run one way: kernels <- allocator <- perf.
 """
 
 from .arena import Arena
-from .compactor import FlushResult
 from .faults import AllocatorError, CorruptState, OutOfPages, UsageError
 from .geometry import PoolSpec
+from .limits import FlushResult
 from .pool import MultiEndedAllocator
 from .stats import ArenaStats, PoolStats
 

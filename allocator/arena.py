@@ -7,17 +7,27 @@ from typing import Any
 
 import torch
 
-from kvdefrag.kernels.backend import Backend, choose_backend
-
-from .arguments import pool_counts
+from .arguments import (
+    check_page_bytes,
+    checked_buffer,
+    checked_device,
+    checked_specs,
+    chosen_backend,
+    pool_counts,
+)
 from .band import Band
 from .capacity import Capacity
-from .compactor import Compactor, FlushResult
+from .compactor import Compactor
 from .faults import CorruptState, FaultRecord, UsageError
 from .geometry import PoolSpec, place_bands, require_count
+from .grant import bind_pages, make_room
+from .hazards import Fence, Forward, Hazards, MoveBlock, PageSet, require_fence
 from .invariants import all_violations
-from .pool import MultiEndedAllocator, Shared, bind_pages, flush_limit, make_room
+from .limits import FlushResult, flush_limit
+from .pool import MultiEndedAllocator, ids_by_pool
 from .prewarm import prewarm
+from .repair import RepairReport, repair
+from .shared import Shared
 from .stats import ArenaStats, Counters, PoolStats
 
 MAX_BYTES = 2**63 - 1
@@ -50,26 +60,29 @@ class Arena:
         self.total_bytes = require_count("total_bytes", total_bytes, minimum=1)
         if self.total_bytes > MAX_BYTES:
             raise UsageError(f"total_bytes: expected {MAX_BYTES} at most, got {total_bytes}")
-        specs = _checked_specs(pools)
+        specs = checked_specs(pools)
         geometries = place_bands(specs, self.total_bytes)
-        place = _checked_device(device, buffer)
-        chosen = _chosen_backend(backend, place)
+        place = checked_device(device, buffer)
+        chosen = chosen_backend(backend, place)
         # Made for every mode, also where the arena is built in inference mode.
         with torch.inference_mode(False):
-            self.buffer = _checked_buffer(buffer, self.total_bytes, place, specs)
-            _check_page_bytes(self.buffer, chosen, specs)
+            self.buffer = checked_buffer(buffer, self.total_bytes, place, specs)
+            check_page_bytes(self.buffer, chosen, specs)
             record = FaultRecord(chosen, place, [spec.name for spec in specs])
             self._bands = [
                 Band(spec, index, geometry, chosen, record, place)
                 for index, (spec, geometry) in enumerate(zip(specs, geometries, strict=True))
             ]
-            counters = Counters()
+            counters, hazards = Counters(), Hazards()
             self._shared = Shared(
                 chosen,
                 place,
                 record,
-                Capacity(self._bands),
-                Compactor(chosen, record, self._bands, self.buffer, counters, place, debug),
+                Capacity(self._bands, hazards),
+                Compactor(
+                    chosen, record, self._bands, self.buffer, hazards, counters, place, debug
+                ),
+                hazards,
                 counters,
                 debug,
             )
@@ -136,6 +149,45 @@ class Arena:
         limit = flush_limit(urgent, max_moves, max_bytes)
         return self._shared.compactor.flush(self._bands, limit)
 
+    def forward_launched(
+        self,
+        fence: Fence,
+        writes: Mapping[str, Any] | None = None,
+        token_writes: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Note that a forward was launched whose end ``fence`` will show.
+
+        ``fence``: an object with ``query()`` and ``wait()``, such as a ``torch.cuda.Event``; many
+        forwards may share one. ``writes``: virtual ids by pool name of the pages that the forward
+        writes; ``token_writes``: the same as token ids. Both int32 or int64 [ids] on the device, or
+        host lists. Their physical places are fixed now, in one launch for every pool named: until
+        the fence is done, no idle flush moves or fills these pages. Pages that a forward only
+        reads may move; the old place stays pending until then. Padding ids (unbound, or 0) are
+        ignored. Raises UsageError, with nothing noted, for a wrong argument.
+        """
+        shared = self._shared
+        shared.record.raise_if_stopped()
+        require_fence(fence)
+        pools = self._pools
+        pages = ids_by_pool("writes", writes, pools)
+        tokens = ids_by_pool("token_writes", token_writes, pools)
+        written: dict[int, list[PageSet]] = {band.index: [] for band in self._bands}
+        for name, ids in pages.items():
+            written[pools[name].index].append(pools[name].places_of(ids))
+        for name, ids in tokens.items():
+            written[pools[name].index].append(pools[name].places_of_tokens(ids))
+        shared.hazards.launched(Forward(fence, written))
+
+    def block_moves(self, reason: str) -> MoveBlock:
+        """Keep every page where it is until the handle is released; also a context manager.
+
+        Blocks nest: pages move again when all handles are released. Frees, absorption and
+        allocations that need no move go on, and ``available`` answers for that state. ``reason``
+        names the holder in ``stats().move_blocks``.
+        """
+        self._shared.record.raise_if_stopped()
+        return self._shared.hazards.block(reason)
+
     def prewarm(self) -> float:
         """Compile and launch every kernel that this arena can use; returns the seconds it took.
 
@@ -153,12 +205,33 @@ class Arena:
         self._shared.record.raise_if_stopped()
         self._shared.compactor.check_record()
         if deep:
-            violations = all_violations(self._bands, self.total_bytes)
+            violations = all_violations(self._bands, self.total_bytes, self._shared.capacity)
             if violations:
-                raise CorruptState(violations)
+                raise CorruptState(violations, journal=self._shared.record.journal())
+
+    def repair(self) -> RepairReport:
+        """Rebuild holes, free ids, counts and frontiers from the tables, and report what changed.
+
+        The way on after a CorruptState: afterwards every invariant holds and calls work again.
+        Pending and leased pages keep their state. A page whose owner the tables do not agree on is
+        listed in the report, not guessed at: it and its ids are set aside until
+        ``report.release()``. Bytes that are gone do not come back. Waits for the device. Raises
+        CorruptState if two pools claim the same bytes.
+        """
+        shared = self._shared
+        return repair(self._bands, shared.record, shared.backend, self.total_bytes)
 
     def clear(self) -> None:
-        """Every page free, tables, lists and fault record as new. The bytes stay."""
+        """Every page free, tables, lists and fault record as new. The bytes stay.
+
+        The stream waits for the forwards in flight. Raises UsageError while pages are leased.
+        """
+        for band in self._bands:
+            if band.hazards.leases:
+                raise UsageError(
+                    f"clear: {len(band.hazards.leases)} leases hold pages of {band.spec.name!r}"
+                )
+        self._shared.hazards.wait(each for band in self._bands for each in band.hazards.pending)
         for band in self._bands:
             band.clear()
         self._shared.record.clear()
@@ -176,6 +249,9 @@ class Arena:
             bytes_moved=counters.bytes_moved,
             absorbed=counters.absorbed,
             layout_version=counters.layout_version,
+            forwards_in_flight=self._shared.hazards.forwards_in_flight,
+            fence_waits=self._shared.hazards.fence_waits,
+            move_blocks=self._shared.hazards.block_counts(),
             launches=backend.launches,
             device_to_host_copies=backend.device_to_host_copies,
             host_to_device_copies=backend.host_to_device_copies,
@@ -183,73 +259,12 @@ class Arena:
                 band.spec.name: PoolStats(
                     live_pages=band.live,
                     hole_pages=band.holes.count,
+                    pending_pages=band.hazards.pending_pages,
                     span_pages=band.span,
                     peak_hole_pages=band.peak_holes,
                     free_ids=band.ids.count,
+                    leases=len(band.hazards.leases),
                 )
                 for band in self._bands
             },
         )
-
-
-def _checked_specs(pools: Any) -> list[PoolSpec]:
-    if not isinstance(pools, Sequence) or not all(isinstance(spec, PoolSpec) for spec in pools):
-        raise UsageError(f"pools: expected a list of PoolSpec, got {pools!r}")
-    if not 1 <= len(pools) <= 2:
-        raise UsageError(f"pools: expected one or two pools, got {len(pools)}")
-    names = [spec.name for spec in pools]
-    if len(set(names)) != len(names):
-        raise UsageError(f"pools: expected distinct names, got {names}")
-    return list(pools)
-
-
-def _checked_device(device: Any, buffer: Any) -> torch.device:
-    if buffer is not None and not isinstance(buffer, torch.Tensor):
-        raise UsageError(f"buffer: expected a 1-D uint8 tensor, got {buffer!r}")
-    if device is None:
-        device = buffer.device if isinstance(buffer, torch.Tensor) else "cuda"
-    try:
-        place = torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError, TypeError) as error:
-        raise UsageError(f"device: {device!r} cannot be used: {error}") from error
-    if place.type not in ("cpu", "cuda"):
-        raise UsageError(f"device: expected a cpu or cuda device, got {place}")
-    return place
-
-
-def _chosen_backend(name: str, device: torch.device) -> Backend:
-    try:
-        return choose_backend(name, device)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-
-
-def _check_page_bytes(
-    buffer: torch.Tensor | None, backend: Backend, specs: Sequence[PoolSpec]
-) -> None:
-    for spec in specs:
-        if spec.mover is None and buffer is not None:
-            try:
-                backend.check_page_bytes(buffer, spec.page_bytes)
-            except ValueError as error:
-                raise UsageError(f"pool {spec.name!r}: {error}") from None
-
-
-def _checked_buffer(
-    buffer: torch.Tensor | None, total_bytes: int, device: torch.device, specs: Sequence[PoolSpec]
-) -> torch.Tensor | None:
-    if buffer is None:
-        if all(spec.mover is not None for spec in specs):
-            return None
-        return torch.zeros(total_bytes, dtype=torch.uint8, device=device)
-    if buffer.dtype != torch.uint8 or buffer.dim() != 1:
-        raise UsageError(
-            f"buffer: expected a 1-D uint8 tensor, got {buffer.dtype} {list(buffer.shape)}"
-        )
-    if not buffer.is_contiguous():
-        raise UsageError(f"buffer: expected a contiguous tensor, got stride {buffer.stride(0)}")
-    if buffer.device != device:
-        raise UsageError(f"buffer: expected device {device}, got {buffer.device}")
-    if buffer.numel() != total_bytes:
-        raise UsageError(f"buffer: expected {total_bytes} bytes, got {buffer.numel()}")
-    return buffer

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from kvdefrag.kernels.backend import Backend, choose_backend
 from kvdefrag.kernels.launch import Words
 
 from .faults import UsageError
-from .geometry import require_count
+from .geometry import PoolSpec, require_count
 
 ID_DTYPES = (torch.int64, torch.int32)
 
@@ -82,3 +83,71 @@ def pool_counts(name: str, counts: Any, pool_names: Sequence[str]) -> dict[str, 
         if pool not in pool_names:
             raise UsageError(f"{name}: no pool {pool!r}, the pools are {list(pool_names)}")
     return {pool: require_count(f"{name}[{pool!r}]", count) for pool, count in counts.items()}
+
+
+def checked_specs(pools: Any) -> list[PoolSpec]:
+    """``pools`` as a list of specifications."""
+    if not isinstance(pools, Sequence) or not all(isinstance(spec, PoolSpec) for spec in pools):
+        raise UsageError(f"pools: expected a list of PoolSpec, got {pools!r}")
+    if not 1 <= len(pools) <= 2:
+        raise UsageError(f"pools: expected one or two pools, got {len(pools)}")
+    names = [spec.name for spec in pools]
+    if len(set(names)) != len(names):
+        raise UsageError(f"pools: expected distinct names, got {names}")
+    return list(pools)
+
+
+def checked_device(device: Any, buffer: Any) -> torch.device:
+    """Where an arena lives: ``device``, else that of ``buffer``, else cuda."""
+    if buffer is not None and not isinstance(buffer, torch.Tensor):
+        raise UsageError(f"buffer: expected a 1-D uint8 tensor, got {buffer!r}")
+    if device is None:
+        device = buffer.device if isinstance(buffer, torch.Tensor) else "cuda"
+    try:
+        place = torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise UsageError(f"device: {device!r} cannot be used: {error}") from error
+    if place.type not in ("cpu", "cuda"):
+        raise UsageError(f"device: expected a cpu or cuda device, got {place}")
+    return place
+
+
+def chosen_backend(name: str, device: torch.device) -> Backend:
+    """The backend called ``name``, as ``choose_backend``."""
+    try:
+        return choose_backend(name, device)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def check_page_bytes(
+    buffer: torch.Tensor | None, backend: Backend, specs: Sequence[PoolSpec]
+) -> None:
+    """Refuse pages that the backend could not copy."""
+    for spec in specs:
+        if spec.mover is None and buffer is not None:
+            try:
+                backend.check_page_bytes(buffer, spec.page_bytes)
+            except ValueError as error:
+                raise UsageError(f"pool {spec.name!r}: {error}") from None
+
+
+def checked_buffer(
+    buffer: torch.Tensor | None, total_bytes: int, device: torch.device, specs: Sequence[PoolSpec]
+) -> torch.Tensor | None:
+    """The arena's buffer: ``buffer``, or a new one, or None where no pool needs one."""
+    if buffer is None:
+        if all(spec.mover is not None for spec in specs):
+            return None
+        return torch.zeros(total_bytes, dtype=torch.uint8, device=device)
+    if buffer.dtype != torch.uint8 or buffer.dim() != 1:
+        raise UsageError(
+            f"buffer: expected a 1-D uint8 tensor, got {buffer.dtype} {list(buffer.shape)}"
+        )
+    if not buffer.is_contiguous():
+        raise UsageError(f"buffer: expected a contiguous tensor, got stride {buffer.stride(0)}")
+    if buffer.device != device:
+        raise UsageError(f"buffer: expected device {device}, got {buffer.device}")
+    if buffer.numel() != total_bytes:
+        raise UsageError(f"buffer: expected {total_bytes} bytes, got {buffer.numel()}")
+    return buffer

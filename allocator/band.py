@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from kvdefrag.kernels.backend import Backend, Operand
@@ -10,21 +12,23 @@ from kvdefrag.kernels.bind import Take
 from .faults import FaultRecord
 from .free_pages import HoleList, IdList
 from .geometry import BandGeometry, PoolSpec
+from .hazards import BandHazards, Fence, Handle, Lease, PageSet, Pending
 from .page_table import PageTable
 from .plan import MovePlan
 
 
 class Band:
-    """The pages ``[0, span)`` by depth. Each is live or a hole: ``span == live + holes.count``.
+    """The pages ``[0, span)`` by depth: each is live, a hole or pending.
 
-    ``live``, ``span`` and ``peak_holes`` are page counts that the host keeps without asking the
-    device.
+    ``span == live + holes.count + hazards.pending_pages``. ``live``, ``span`` and ``peak_holes``
+    are page counts that the host keeps without asking the device.
     """
 
     __slots__ = (
         "_backend",
         "_record",
         "geometry",
+        "hazards",
         "holes",
         "ids",
         "index",
@@ -52,6 +56,7 @@ class Band:
         self.table = PageTable(backend, device, num_pages, virtual_pages)
         self.holes = HoleList(backend, device, num_pages)
         self.ids = IdList(backend, device, virtual_pages)
+        self.hazards = BandHazards()
         self.live = self.span = self.peak_holes = 0
         self._backend = backend
         self._record = record
@@ -80,7 +85,7 @@ class Band:
             ids.buffer,
             self._record.words,
             take,
-            self._record.next_call_tag(self.index),
+            self._record.next_call_tag(self.index, "alloc", page_count),
         )
         holes.took(from_sorted, from_newer)
         ids.took(page_count)
@@ -89,33 +94,91 @@ class Band:
         return virtual_ids
 
     def unbind(self, virtual_ids: Operand, page_count: int) -> None:
-        """Take back the pages of ``virtual_ids``, ``page_count`` at most ``live``: one launch."""
-        holes, ids, table = self.holes, self.ids, self.table
+        """Take back the pages of ``virtual_ids``, ``page_count`` at most ``live``: one launch.
+
+        They become holes, or with leases in the pool pending pages.
+        """
+        holes, ids, table, leases = self.holes, self.ids, self.table, self.hazards.leases
+        pages, pages_end = holes.buffer, holes.end
+        if leases:
+            pages, pages_end = self._new_words(page_count), 0
         self._backend.unbind(
             table.v2p,
             table.p2v,
             virtual_ids,
-            holes.buffer,
-            holes.end,
+            pages,
+            pages_end,
             ids.buffer,
             ids.recycled,
             self._record.words,
-            self._record.next_call_tag(self.index),
+            self._record.next_call_tag(self.index, "free", page_count),
         )
-        holes.listed(page_count)
+        if leases:
+            self.hazards.pending.append(Pending(PageSet(pages, page_count), [], list(leases)))
+        else:
+            holes.listed(page_count)
         ids.listed(page_count)
         self.live -= page_count
         if holes.count > self.peak_holes:
             self.peak_holes = holes.count
 
-    def packed(self, plan: MovePlan) -> None:
-        """The moves of ``plan`` are on the stream: the frontier retreats."""
+    def packed(
+        self, plan: MovePlan, ready: list[Pending], sources: Operand, fences: list[Fence]
+    ) -> None:
+        """The moves of ``plan`` are on the stream: the frontier retreats.
+
+        The ``ready`` pending pages were holes of the plan. ``sources``, the vacated pages, become
+        pending until all ``fences`` are done, if there are any.
+        """
         self.span = plan.span_after
         self.holes.reset(plan.remaining.size)
+        self.hazards.drop(ready)
+        count = plan.sources.size
+        if fences and count:
+            pages = self._new_words(count)
+            self._backend.assign(pages, sources)
+            page_set = PageSet(pages, count)
+            page_set.depths = plan.sources[::-1].copy()
+            self.hazards.pending.append(Pending(page_set, list(fences), []))
+
+    def reclaim(self, ended: list[Pending]) -> None:
+        """Pending pages become holes: one launch each."""
+        self.hazards.drop(ended)
+        for pending in ended:
+            end, count = self.holes.end, pending.page_set.count
+            self._backend.assign(self.holes.buffer[end : end + count], pending.page_set.pages)
+            self.holes.listed(count)
+
+    def lease(self, pages: PageSet) -> Lease:
+        """Pin physical ``pages``."""
+        lease = Lease(self.spec.name, pages, self._end_lease)
+        self.hazards.leases.append(lease)
+        return lease
+
+    def _end_lease(self, handle: Any) -> None:
+        self.hazards.leases.remove(handle)
+        self.end(handle)
+
+    def end(self, handle: Handle) -> None:
+        """Pending pages that waited for ``handle`` alone become holes."""
+        ended = []
+        for pending in self.hazards.pending:
+            if handle in pending.leases:
+                pending.leases.remove(handle)
+                if not pending.leases:
+                    ended.append(pending)
+        self.reclaim(ended)
+
+    def _new_words(self, count: int) -> Operand:
+        return self._backend.operand(
+            torch.empty(count, dtype=torch.int64, device=self.table.virtual_to_physical.device)
+        )
 
     def clear(self) -> None:
         """Every page free, tables and lists as new."""
         self.table.clear()
         self.holes.reset(0)
         self.ids.reset(0, 1)
+        self.ids.set_aside = []
+        self.hazards.pending = []
         self.live = self.span = self.peak_holes = 0

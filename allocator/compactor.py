@@ -2,93 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter_ns
-from typing import NamedTuple
 
 import torch
 
 from kvdefrag.kernels.backend import Backend, Operand
-from kvdefrag.kernels.launch import Words
 
 from .band import Band
 from .debug import check_disjoint
 from .faults import FaultRecord
-from .plan import MovePlan, moves_to_reach, plan_moves
+from .hazards import Forward, Hazards, Pending, distinct_fences
+from .limits import FlushResult, MoveLimit
+from .plan import MovePlan, plan_moves
 from .rebuild import raise_faults
-from .snapshot import SnapshotReader, sorted_depths
+from .snapshot import SnapshotReader
 from .stats import Counters
+from .survey import Survey, survey, take_over, unread_sets
 
 Batch = tuple[Band, Operand, Operand]
 """A band that moves pages, and their sources and targets on the device."""
 
-MoveLimit = Callable[[Band, Words], "int | None"]
-"""How many moves a flush may make in a band with these sorted hole depths; None: no limit."""
-
-
-class FlushResult(NamedTuple):
-    """What one flush did to one pool.
-
-    ``moves``: pages moved, which is the number of changed v2p rows. ``bytes_moved``: their page
-    bytes. ``absorbed``: holes given back without a move. ``pending``: pages pending now.
-    ``stopped_by``: why it ended early: "budget", or "" if it did not.
-    """
-
-    moves: int = 0
-    bytes_moved: int = 0
-    absorbed: int = 0
-    pending: int = 0
-    stopped_by: str = ""
-
-
 NOTHING = FlushResult()
-
-
-def without_limit(band: Band, holes: Words) -> None:
-    """Pack fully."""
-
-
-class Budget:
-    """A limit of moves and of bytes for one flush, shared by the pools that it visits."""
-
-    __slots__ = ("_bytes", "_moves")
-
-    def __init__(self, max_moves: int | None, max_bytes: int | None) -> None:
-        self._moves = max_moves
-        self._bytes = max_bytes
-
-    def __call__(self, band: Band, holes: Words) -> int | None:
-        """The moves left for ``band``, charged at once with what the plan will use of them."""
-        limits = [] if self._moves is None else [self._moves]
-        if self._bytes is not None:
-            limits.append(self._bytes // band.spec.page_bytes)
-        limit = min(limits)
-        used = min(limit, moves_to_reach(holes, band.span, band.live))
-        if self._moves is not None:
-            self._moves -= used
-        if self._bytes is not None:
-            self._bytes -= used * band.spec.page_bytes
-        return limit
-
-
-class Need:
-    """Pack only until the bands are no longer than ``span_limits``, in pages by pool name."""
-
-    __slots__ = ("_span_limits",)
-
-    def __init__(self, span_limits: dict[str, int]) -> None:
-        self._span_limits = span_limits
-
-    def __call__(self, band: Band, holes: Words) -> int:
-        """Moves that free what is asked of ``band``."""
-        return moves_to_reach(holes, band.span, self._span_limits[band.spec.name])
 
 
 class Compactor:
     """Runs flushes over bands of one arena, with buffers made up front."""
 
     __slots__ = (
-        "_backend", "_buffer", "_counters", "_debug", "_reader", "_record", "_upload",
+        "_backend", "_buffer", "_counters", "_debug", "_hazards", "_reader", "_record", "_upload",
         "_virtual_ids", "bands",
     )  # fmt: skip
 
@@ -98,6 +40,7 @@ class Compactor:
         record: FaultRecord,
         bands: Sequence[Band],
         buffer: torch.Tensor | None,
+        hazards: Hazards,
         counters: Counters,
         device: torch.device,
         debug: bool,
@@ -106,31 +49,47 @@ class Compactor:
         self._record = record
         self.bands = bands
         self._buffer: Operand = None if buffer is None else backend.operand(buffer)
+        self._hazards = hazards
         self._counters = counters
         self._debug = debug
-        self._reader = SnapshotReader(backend, record, bands)
         page_counts = [band.geometry.num_pages for band in bands]
+        self._reader = SnapshotReader(backend, record, sum(page_counts))
         self._upload = backend.staging(2 * sum(page_counts))
         self._virtual_ids = backend.operand(
             torch.empty(max(page_counts), dtype=torch.int64, device=device)
         )
 
-    def flush(self, bands: Sequence[Band], move_limit: MoveLimit) -> dict[str, FlushResult]:
-        """Compact ``bands``, each within ``move_limit``; results by pool name.
+    def flush(self, bands: Sequence[Band], limit: MoveLimit) -> dict[str, FlushResult]:
+        """Compact ``bands``, each within ``limit``; results by pool name.
 
-        One device-to-host copy, at most one host-to-device copy. Raises UsageError or CorruptState,
-        before anything moves, for a fault that the snapshot brings up.
+        One device-to-host copy, at most one host-to-device copy; none with nothing to do. Raises
+        UsageError or CorruptState, before anything moves, for a fault that the snapshot brings up.
         """
         started = perf_counter_ns()
-        results = {band.spec.name: NOTHING for band in bands}
-        holed = [band for band in bands if band.holes.count]
-        if not holed:
+        ready = [_ready(band, limit.urgent) for band in bands]
+        busy = [
+            (band, ended)
+            for band, ended in zip(bands, ready, strict=True)
+            if ended or band.holes.count
+        ]
+        results = {
+            band.spec.name: FlushResult(pending=band.hazards.pending_pages) for band in bands
+        }
+        if not busy:
             return results
         self._counters.flush_calls += 1
-        plans = self._plan(holed, move_limit)
-        moved = self._move(holed, plans)
-        for band, plan in zip(holed, plans, strict=True):
-            results[band.spec.name] = self._commit(band, plan)
+        # An urgent flush keeps out of no forward's way: the stream waits for them, after the
+        # snapshot, so that the host does not.
+        forwards = () if limit.urgent else self._hazards.outstanding()
+        surveys, plans = self._plan(busy, forwards, limit)
+        if limit.urgent and (any(ready) or any(p.sources.size or p.absorbed for p in plans)):
+            self._hazards.wait(pending for ended in ready for pending in ended)
+        moved = self._move([band for band, _ in busy], plans)
+        fences = distinct_fences(forwards)
+        sources = {band.index: pages for band, pages, _ in moved}
+        for (band, ended), seen, plan in zip(busy, surveys, plans, strict=True):
+            band.packed(plan, ended, sources.get(band.index), fences)
+            results[band.spec.name] = self._count(band, seen, plan)
         if moved:
             self._counters.flushes_with_moves += 1
             self._counters.layout_version += 1
@@ -154,20 +113,42 @@ class Compactor:
 
     def check_record(self) -> None:
         """Read the device record back and raise what it holds."""
-        words = self._reader.read(()).record
+        words, _ = self._reader.read((), ())
         raise_faults(words, self._record, self._backend, self.bands)
 
-    def _plan(self, bands: Sequence[Band], move_limit: MoveLimit) -> list[MovePlan]:
-        snapshot = self._reader.read(bands)
-        raise_faults(snapshot.record, self._record, self._backend, self.bands)
-        plans = []
-        for band, pages in zip(bands, snapshot.holes, strict=True):
+    def _plan(
+        self,
+        busy: Sequence[tuple[Band, list[Pending]]],
+        forwards: Sequence[Forward],
+        limit: MoveLimit,
+    ) -> tuple[list[Survey], list[MovePlan]]:
+        """Take the snapshot and plan every band; ``forwards``: those to keep out of the way of."""
+        unread = [unread_sets(band, forwards) for band, _ in busy]
+        parts, counts = [], []
+        for (band, _), page_sets in zip(busy, unread, strict=True):
+            holes = band.holes
+            parts += [holes.buffer[holes.head : holes.end], *(each.pages for each in page_sets)]
+            counts += [holes.count, *(each.count for each in page_sets)]
+        record, found = self._reader.read(parts, counts)
+        raise_faults(record, self._record, self._backend, self.bands)
+        words = iter(found)
+        surveys, plans = [], []
+        for (band, ended), page_sets in zip(busy, unread, strict=True):
+            pages = next(words)
+            take_over(band, page_sets, words)
             try:
-                holes = sorted_depths(band, pages)
+                seen = survey(band, pages, ended, forwards)
             except ValueError as finding:
                 raise self._record.stop([str(finding)]) from None
-            plans.append(plan_moves(holes, band.span, move_limit(band, holes)))
-        return plans
+            move_limit = 0 if self._hazards.blocked else limit.moves(band, seen.holes)
+            plan = plan_moves(
+                seen.holes, band.span, move_limit, seen.kept, seen.stop_depth,
+                sources_stay=bool(forwards),
+            )  # fmt: skip
+            limit.charge(band, plan.sources.size)
+            surveys.append(seen)
+            plans.append(plan)
+        return surveys, plans
 
     def _move(self, bands: Sequence[Band], plans: Sequence[MovePlan]) -> list[Batch]:
         """One upload, then the move batches in stream order."""
@@ -207,7 +188,7 @@ class Compactor:
         backend, table, record = self._backend, band.table, self._record.words
         backend.gather_virtual(
             table.v2p, table.p2v, sources, targets, self._virtual_ids, record,
-            self._record.next_call_tag(band.index),
+            self._record.next_call_tag(band.index, "move", sources.shape[0]),
         )  # fmt: skip
         batch = (table.v2p, table.p2v, sources, targets, self._virtual_ids, record)
         if band.spec.mover is None:
@@ -215,18 +196,31 @@ class Compactor:
         else:
             backend.rebind(*batch)
 
-    def _commit(self, band: Band, plan: MovePlan) -> FlushResult:
-        """The host state follows what is now on the stream."""
-        band.packed(plan)
+    def _count(self, band: Band, seen: Survey, plan: MovePlan) -> FlushResult:
         moves = plan.sources.size
         result = FlushResult(
             moves,
             moves * band.spec.page_bytes,
             plan.absorbed,
-            0,
-            "budget" if plan.remaining.size else "",
+            band.hazards.pending_pages,
+            _why_stopped(seen, plan, self._hazards.blocked),
         )
         self._counters.moves += moves
         self._counters.bytes_moved += result.bytes_moved
         self._counters.absorbed += plan.absorbed
         return result
+
+
+def _ready(band: Band, urgent: bool) -> list[Pending]:
+    """The pending pages that this flush may use: those whose fences it need not or may wait for."""
+    if not band.hazards.pending:
+        return []
+    return band.hazards.waiting() if urgent else band.hazards.ready()
+
+
+def _why_stopped(seen: Survey, plan: MovePlan, blocked: bool) -> str:
+    if plan.cut_by:
+        if blocked:
+            return "blocked"
+        return seen.stop_reason if plan.cut_by == "stop" else "budget"
+    return "forward" if seen.passed_over else ""

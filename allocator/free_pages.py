@@ -59,15 +59,17 @@ class IdList:
     """The free virtual ids of one pool: a stack of used ones, then fresh ones in order.
 
     ``buffer[: recycled]`` holds ids that came back; ``next_fresh`` to ``capacity`` were never used.
+    ``set_aside``: ids that a repair found with no certain page, in neither.
     """
 
-    __slots__ = ("buffer", "capacity", "next_fresh", "recycled")
+    __slots__ = ("buffer", "capacity", "next_fresh", "recycled", "set_aside")
 
     def __init__(self, backend: Backend, device: torch.device, capacity: int) -> None:
         self.buffer: Operand = backend.operand(
             torch.empty(capacity, dtype=torch.int64, device=device)
         )
         self.capacity = capacity
+        self.set_aside: list[int] = []
         self.reset(0, 1)
 
     @property

@@ -16,6 +16,7 @@ from kvdefrag.kernels.backend import Operand
 from kvdefrag.kernels.launch import Words
 
 from .band import Band
+from .capacity import Capacity
 
 
 def table_violations(band: Band) -> list[str]:
@@ -41,28 +42,31 @@ def table_violations(band: Band) -> list[str]:
 
 
 def partition_violations(band: Band) -> list[str]:
-    """Each page of the band is exactly one of live and hole; ``span == live + holes``."""
+    """Each page of the band is exactly one of live, hole and pending, and the counts say so."""
     _, p2v = _tables(band)
     pool = f"pool {band.spec.name!r}"
     found = []
     bound = int((p2v > 0).sum())
     if bound != band.live:
         found.append(f"{pool}: the live counter says {band.live}, the tables say {bound}")
-    if band.span != band.live + band.holes.count:
+    pending_count = band.hazards.pending_pages
+    if band.span != band.live + band.holes.count + pending_count:
         found.append(
-            f"{pool}: a span of {band.span} pages is not {band.live} live and "
-            f"{band.holes.count} holes"
+            f"{pool}: a span of {band.span} pages is not {band.live} live, {band.holes.count} "
+            f"holes and {pending_count} pending"
         )
     pages = np.sort(band.geometry.page(np.arange(band.span)))
-    listed = np.sort(_hole_list(band))
-    unlisted = np.setdiff1d(pages[p2v[pages] == -1], listed)
+    holes, pending = _hole_list(band), _pending_pages(band)
+    lists = {"in the hole list": holes, "pending": pending}
+    unlisted = np.setdiff1d(pages[p2v[pages] == -1], np.concatenate((holes, pending)))
     if unlisted.size:
         found.append(f"{pool}: page {unlisted[0]} is free but in no list")
-    live_listed = listed[(listed > 0) & (listed < p2v.size)]
-    live_listed = live_listed[p2v[live_listed] != -1]
-    if live_listed.size:
-        page = live_listed[0]
-        found.append(f"{pool}: page {page} is in the hole list but bound to id {p2v[page]}")
+    for name, listed in lists.items():
+        listed = np.sort(listed[(listed > 0) & (listed < p2v.size)])
+        for page in listed[p2v[listed] != -1][:1].tolist():
+            found.append(f"{pool}: page {page} is {name} but bound to id {p2v[page]}")
+    for page in np.intersect1d(holes, pending)[:1].tolist():
+        found.append(f"{pool}: page {page} is pending and in the hole list")
     return found
 
 
@@ -73,7 +77,9 @@ def list_violations(band: Band) -> list[str]:
     found = []
     holes = _hole_list(band)
     free_ids = _host(band.ids.buffer)[: band.ids.recycled]
-    for name, entries in (("hole list", holes), ("free id list", free_ids)):
+    pending = _pending_pages(band)
+    lists = (("hole list", holes), ("free id list", free_ids), ("pending pages", pending))
+    for name, entries in lists:
         values, counts = np.unique(entries, return_counts=True)
         if (counts > 1).any():
             found.append(f"{pool}: {values[counts > 1][0]} is twice in the {name}")
@@ -90,7 +96,9 @@ def list_violations(band: Band) -> list[str]:
     is_free = np.zeros(band.ids.next_fresh, np.bool_)
     is_free[free_ids[(free_ids >= 1) & (free_ids < band.ids.next_fresh)]] = True
     is_bound = v2p[used] != -1
-    both, neither = used[is_bound & is_free[1:]], used[~is_bound & ~is_free[1:]]
+    is_aside = np.isin(used, band.ids.set_aside)
+    both = used[is_bound & (is_free[1:] | is_aside)]
+    neither = used[~is_bound & ~is_free[1:] & ~is_aside]
     if both.size:
         found.append(f"{pool}: id {both[0]} is live but in the free id list")
     if neither.size:
@@ -141,14 +149,40 @@ def byte_violations(bands: Sequence[Band], total_bytes: int) -> list[str]:
     return found
 
 
+def capacity_violations(bands: Sequence[Band], capacity: Capacity) -> list[str]:
+    """What can be allocated follows from the live pages of the tables alone.
+
+    Checked for pools whose neighbours may all be packed.
+    """
+    packed = {
+        band.index: band.geometry.frontier_byte(int((_tables(band)[1] > 0).sum())) for band in bands
+    }
+    found = []
+    for band in bands:
+        facing = [other for other in bands if other is not band]
+        if not capacity.may_pack([*facing, band]):
+            continue
+        edges = [packed[other.index] for other in facing] or [band.geometry.far_byte]
+        room = band.geometry.span_within(edges[0]) - int((_tables(band)[1] > 0).sum())
+        expected = max(0, min(band.ids.count, room))
+        if capacity.available(band) != expected:
+            found.append(
+                f"pool {band.spec.name!r}: {capacity.available(band)} pages available, "
+                f"the tables say {expected}"
+            )
+    return found
+
+
 BAND_CHECKS: dict[str, Callable[[Band], list[str]]] = {
     "tables are inverse": table_violations,
-    "pages are live or holes": partition_violations,
+    "pages are live, holes or pending": partition_violations,
     "lists are clean": list_violations,
 }
 
 
-def all_violations(bands: Sequence[Band], total_bytes: int) -> list[str]:
+def all_violations(
+    bands: Sequence[Band], total_bytes: int, capacity: Capacity | None = None
+) -> list[str]:
     """What every check finds, each sentence led by the name of its rule."""
     found = [
         f"{name}: {text}"
@@ -156,7 +190,10 @@ def all_violations(bands: Sequence[Band], total_bytes: int) -> list[str]:
         for name, check in BAND_CHECKS.items()
         for text in check(band)
     ]
-    return found + [f"bytes are disjoint: {text}" for text in byte_violations(bands, total_bytes)]
+    found += [f"bytes are disjoint: {text}" for text in byte_violations(bands, total_bytes)]
+    if capacity is not None:
+        found += [f"capacity: {text}" for text in capacity_violations(bands, capacity)]
+    return found
 
 
 def _tables(band: Band) -> tuple[Words, Words]:
@@ -165,6 +202,11 @@ def _tables(band: Band) -> tuple[Words, Words]:
 
 def _hole_list(band: Band) -> Words:
     return _host(band.holes.buffer)[band.holes.head : band.holes.end]
+
+
+def _pending_pages(band: Band) -> Words:
+    page_sets = [pending.page_set for pending in band.hazards.pending]
+    return np.concatenate([np.empty(0, np.int64), *(_host(each.pages) for each in page_sets)])
 
 
 def _host(operand: Operand) -> Words:

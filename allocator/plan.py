@@ -5,7 +5,8 @@ pages from the band's own end, so a hole of small depth is a good place and a li
 depth is in the way.
 
 The plan is the page-by-page walk's, in the same order: the topmost live page goes into the lowest
-hole, then the next, until the two would cross. A limit cuts the walk short.
+hole, then the next, until the two would cross. A limit cuts the walk short, and so does a live page
+that must stay. Other pages are merely passed over: neither live nor to be filled.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy.typing as npt
 Depths = npt.NDArray[np.int64]
 
 _NONE: Depths = np.empty(0, np.int64)
+_NONE.flags.writeable = False
 
 
 class MovePlan(NamedTuple):
@@ -26,7 +28,8 @@ class MovePlan(NamedTuple):
 
     ``sources[i]``, topmost first, moves to ``targets[i]``, lowest first. ``remaining``: the holes
     still inside the band afterwards, lowest first. ``span_after``: the band's span then.
-    ``absorbed``: holes that became free space without a move.
+    ``absorbed``: holes that became free space without a move. ``cut_by``: what cut the walk short,
+    "limit", "stop" or "" for nothing.
     """
 
     sources: Depths
@@ -34,24 +37,39 @@ class MovePlan(NamedTuple):
     remaining: Depths
     span_after: int
     absorbed: int
+    cut_by: str
 
 
-def plan_moves(holes: Depths, span: int, move_limit: int | None = None) -> MovePlan:
+def plan_moves(
+    holes: Depths,
+    span: int,
+    move_limit: int | None = None,
+    kept: Depths = _NONE,
+    stop_depth: int = -1,
+    sources_stay: bool = False,
+) -> MovePlan:
     """Pack a band of ``span`` pages with sorted, distinct ``holes`` (int64 depths [holes]).
 
     At most ``move_limit`` moves (None: as many as full packing takes). Trailing holes are always
-    absorbed. Time is linear in the holes, whatever the span.
+    absorbed. ``kept``: sorted pages that are neither live nor to be used, so that the band does not
+    shrink below them. ``stop_depth``: no live page at this depth or below it moves. With
+    ``sources_stay`` the pages that are vacated stay in the band, and are no holes yet. Time is
+    linear in the holes and the kept pages, whatever the span.
     """
+    if kept.size or stop_depth >= 0 or sources_stay:
+        return _plan_around(holes, span, move_limit, kept, stop_depth, sources_stay)
     hole_count = holes.size
     if hole_count == 1:
         return _plan_one(holes, span, move_limit)
     live = span - hole_count
     moves = absorbed_from = int(holes.searchsorted(live))
+    cut_by = ""
     if move_limit is not None and move_limit < moves:
         # After the moves the band holds the live pages and holes[moves:absorbed_from]. A hole is
         # absorbed if no more than ``moves`` live pages lie above it, that is from the first j with
         # span - holes[j] - (hole_count - j) <= moves on.
         moves = move_limit
+        cut_by = "limit"
         absorbed_from = bisect_left(
             range(hole_count), live - moves, lo=moves, key=lambda j: int(holes[j]) - j
         )
@@ -62,6 +80,7 @@ def plan_moves(holes: Depths, span: int, move_limit: int | None = None) -> MoveP
         holes[moves:absorbed_from],
         span_after,
         hole_count - absorbed_from,
+        cut_by,
     )
 
 
@@ -74,10 +93,54 @@ def moves_to_reach(holes: Depths, span: int, span_limit: int) -> int:
 
 def _plan_one(holes: Depths, span: int, move_limit: int | None) -> MovePlan:
     if holes[0] == span - 1:
-        return MovePlan(_NONE, _NONE, _NONE, span - 1, 1)
+        return MovePlan(_NONE, _NONE, _NONE, span - 1, 1, "")
     if move_limit == 0:
-        return MovePlan(_NONE, _NONE, holes, span, 0)
-    return MovePlan(np.array([span - 1]), holes, _NONE, span - 1, 0)
+        return MovePlan(_NONE, _NONE, holes, span, 0, "limit")
+    return MovePlan(np.array([span - 1]), holes, _NONE, span - 1, 0, "")
+
+
+def _plan_around(
+    holes: Depths,
+    span: int,
+    move_limit: int | None,
+    kept: Depths,
+    stop_depth: int,
+    sources_stay: bool,
+) -> MovePlan:
+    """The general walk. Pages that are not live are holes and kept pages alike."""
+    not_live = np.concatenate((holes, kept))
+    not_live.sort()
+    below = not_live - np.arange(not_live.size)  # live pages below each page that is not live
+    live = span - not_live.size
+    ranks = np.arange(holes.size) + kept.searchsorted(holes)
+    # Filling holes[j] takes j + 1 live pages above it.
+    moves = int(np.count_nonzero(live - below[ranks] > np.arange(holes.size)))
+    cut_by = ""
+    above_stop = span - 1 - stop_depth
+    above_stop -= not_live.size - int(not_live.searchsorted(stop_depth, side="right"))
+    if max(0, above_stop) < moves:
+        moves, cut_by = max(0, above_stop), "stop"
+    if move_limit is not None and move_limit < moves:
+        moves, cut_by = move_limit, "limit"
+
+    def depth_of_live(rank: int) -> int:
+        return rank + int(below.searchsorted(rank, side="right"))
+
+    sources, targets, unused = _NONE, holes[:moves], holes[moves:]
+    top = max(int(kept[-1]) if kept.size else -1, int(targets[-1]) if moves else -1)
+    if moves < live:
+        top = max(top, depth_of_live(live - moves - 1))
+    if moves:
+        low = depth_of_live(live - moves)
+        sources = _live_above(not_live[not_live.searchsorted(low) :], low, span)
+        if sources_stay:
+            top = max(top, int(sources[0]))
+    remaining = unused[: unused.searchsorted(top)]
+    absorbed = unused.size - remaining.size
+    if not sources_stay and moves:
+        remaining = np.concatenate((remaining, sources[sources < top]))
+        remaining.sort()
+    return MovePlan(sources, targets, remaining, top + 1, absorbed, cut_by)
 
 
 def _live_above(holes: Depths, low: int, span: int) -> Depths:

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from kvdefrag.kernels.backend import Backend
 from kvdefrag.kernels.translate import MAX_INT32
 
 from .arguments import ID_DTYPES, device_ids
 from .band import Band
-from .capacity import Capacity
-from .compactor import Budget, Compactor, FlushResult, MoveLimit, Need, without_limit
+from .compactor import NOTHING
 from .debug import check_bound_ids
-from .faults import FaultRecord, OutOfPages, UsageError
+from .faults import OutOfPages, UsageError
 from .geometry import require_count
-from .stats import Counters
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """What the pools of one arena have in common."""
-
-    backend: Backend
-    device: torch.device
-    record: FaultRecord
-    capacity: Capacity
-    compactor: Compactor
-    counters: Counters
-    debug: bool
+from .grant import bind_pages, make_room
+from .hazards import Lease, PageSet
+from .limits import FlushResult, flush_limit
+from .shared import Shared
 
 
 class MultiEndedAllocator:
@@ -151,13 +139,35 @@ class MultiEndedAllocator:
         returns at once. Raises UsageError or CorruptState for a fault that came up since the last
         look, before anything moves.
         """
-        shared = self._shared
+        shared, band = self._shared, self._band
         shared.record.raise_if_stopped()
         limit = flush_limit(urgent, max_moves, max_bytes)
-        return shared.compactor.flush([self._band], limit)[self.name]
+        if not (band.holes.count or band.hazards.pending):
+            return NOTHING
+        return shared.compactor.flush([band], limit)[self.name]
+
+    def lease(self, virtual_ids: Any) -> Lease:
+        """Pin the pages of ``virtual_ids`` (int32 or int64 [ids]) until the lease is released.
+
+        For an outside reader or writer, such as a KV transfer: the pages are neither moved nor
+        reused, also after they are freed. Until the release every flush stops at the highest
+        leased page, pages freed in this pool stay pending, and neighbours have the room beyond
+        this pool's present span only. A context manager. An id that is not allocated pins nothing
+        and is a UsageError at the next flush that finds holes, with ``debug=True`` here. One
+        launch.
+        """
+        band, shared = self._band, self._shared
+        shared.record.raise_if_stopped()
+        ids = self._ids(virtual_ids, check=True)
+        if shared.debug:
+            check_bound_ids(band, ids)
+        return band.lease(self.places_of(ids))
 
     def available(self) -> int:
-        """Pages that ``alloc`` would grant now, packing the neighbour if need be."""
+        """Pages that ``alloc`` would grant now, packing the neighbour if need be.
+
+        While moves are blocked or pages leased: what can be granted without moving what must stay.
+        """
         self._shared.record.raise_if_stopped()
         return self._shared.capacity.available(self._band)
 
@@ -204,6 +214,20 @@ class MultiEndedAllocator:
             )  # fmt: skip
         return out
 
+    @property
+    def index(self) -> int:
+        """The pool's place among those of its arena."""
+        return self._band.index
+
+    def places_of(self, ids: torch.Tensor) -> PageSet:
+        """The physical pages of virtual ids, fixed on the device in one launch."""
+        return PageSet(self._shared.backend.operand(self.translate(ids)), ids.numel())
+
+    def places_of_tokens(self, ids: torch.Tensor) -> PageSet:
+        """The physical pages of token ids, fixed on the device in one launch."""
+        places = self._shared.backend.operand(self.translate_tokens(ids))
+        return PageSet(places, ids.numel(), self.page_size)
+
     def _ids(self, ids: Any, name: str = "virtual_ids", check: bool = False) -> torch.Tensor:
         """``ids`` on the device; a host list is checked against the id range if ``check``."""
         id_limit = self._band.ids.capacity if check else None
@@ -213,34 +237,15 @@ class MultiEndedAllocator:
         return tensor
 
 
-def bind_pages(shared: Shared, band: Band, page_count: int) -> torch.Tensor:
-    """Hand out ``page_count`` pages that are known to fit; nothing is launched for none."""
-    if page_count == 0:
-        return torch.empty(0, dtype=torch.int64, device=shared.device)
-    virtual_ids = band.bind(page_count)
-    if shared.debug:
-        shared.compactor.check_record()
-    return virtual_ids
-
-
-def make_room(shared: Shared, asked: dict[str, int]) -> None:
-    """Pack whom it takes, no further than needed, so that ``asked`` can be bound."""
-    limits = shared.capacity.room_to_make(asked)
-    if limits:
-        short = [band for band in shared.compactor.bands if band.spec.name in limits]
-        shared.compactor.flush(short, Need(limits))
-
-
-def flush_limit(urgent: bool, max_moves: int | None, max_bytes: int | None) -> MoveLimit:
-    """The limit of a flush from its arguments; UsageError for a contradiction."""
-    if max_moves is None and max_bytes is None:
-        return without_limit
-    if urgent:
-        raise UsageError(
-            f"urgent: packs fully, so no limit goes with it, "
-            f"got max_moves={max_moves}, max_bytes={max_bytes}"
-        )
-    return Budget(
-        None if max_moves is None else require_count("max_moves", max_moves),
-        None if max_bytes is None else require_count("max_bytes", max_bytes),
-    )
+def ids_by_pool(
+    name: str, given: Any, pools: Mapping[str, MultiEndedAllocator]
+) -> dict[str, torch.Tensor]:
+    """``given``, ids by pool name or None, as tensors on the device."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise UsageError(f"{name}: expected a dict of ids by pool name, got {given!r}")
+    for pool in given:
+        if pool not in pools:
+            raise UsageError(f"{name}: no pool {pool!r}, the pools are {list(pools)}")
+    return {pool: pools[pool]._ids(ids, f"{name}[{pool!r}]") for pool, ids in given.items()}

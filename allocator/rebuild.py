@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from kvdefrag.kernels.backend import Backend
+from kvdefrag.kernels.backend import Backend, Operand
 from kvdefrag.kernels.launch import Words
 
 from .band import Band
 from .faults import FaultRecord, UsageError
+from .hazards import PageSet
 from .invariants import table_violations
 
 
@@ -41,26 +43,54 @@ def raise_faults(
 def rebuild(band: Band, backend: Backend) -> None:
     """Rewrite the hole list, the free ids and the live count of ``band`` from its tables.
 
-    The tables must be inverse to each other and hold no page outside the band. The frontier stays.
+    The tables must be inverse to each other and hold no page outside the band. The frontier stays,
+    and so do pending pages, unless the tables say that one is live.
     """
-    p2v = band.table.physical_to_virtual.cpu().numpy()
-    v2p = band.table.virtual_to_physical.cpu().numpy()
-    is_hole = np.ones(band.span, np.bool_)
-    is_hole[band.geometry.depth(np.flatnonzero(p2v > 0))] = False
-    holes = band.geometry.page(np.flatnonzero(is_hole))
-    _write(band.holes.buffer, holes, band, backend)
+    p2v = host_words(band.table.physical_to_virtual)
+    is_free = np.ones(band.span, np.bool_)
+    is_free[band.geometry.depth(np.flatnonzero(p2v > 0))] = False
+    band.live = band.span - int(np.count_nonzero(is_free))
+    for pending in band.hazards.pending:
+        _keep_free(pending.page_set, band, backend, is_free)
+    band.hazards.drop([each for each in band.hazards.pending if not each.page_set.count])
+    holes = band.geometry.page(np.flatnonzero(is_free))
+    write_words(band.holes.buffer, holes, band, backend)
     band.holes.reset(holes.size)
-    band.live = band.span - holes.size
 
-    bound = v2p > 0
     next_fresh = band.ids.next_fresh
-    recycled = 1 + np.flatnonzero(~bound[1:next_fresh])
-    _write(band.ids.buffer, recycled, band, backend)
+    is_free_id = host_words(band.table.virtual_to_physical)[:next_fresh] == -1
+    is_free_id[band.ids.set_aside] = False
+    recycled = np.flatnonzero(is_free_id)
+    write_words(band.ids.buffer, recycled, band, backend)
     band.ids.reset(recycled.size, next_fresh)
 
 
-def _write(buffer: object, words: Words, band: Band, backend: Backend) -> None:
+def _keep_free(
+    page_set: PageSet, band: Band, backend: Backend, is_free: npt.NDArray[np.bool_]
+) -> None:
+    """Take the pages of ``page_set`` out of ``is_free``, and those that are not in it out of it."""
+    depths = page_set.depths
+    if depths is None:
+        depths = np.unique(band.geometry.depth(host_words(page_set.pages)))
+    depths = depths[(depths >= 0) & (depths < band.span)]
+    depths = depths[is_free[depths]]
+    is_free[depths] = False
+    if depths.size != page_set.count:
+        device = band.table.virtual_to_physical.device
+        pages = torch.from_numpy(band.geometry.page(depths)).to(device)
+        page_set.pages, page_set.count = backend.operand(pages), depths.size
+    page_set.depths = depths
+
+
+def host_words(operand: Operand) -> Words:
+    """int64 words of the device, on the host."""
+    words: Words = torch.as_tensor(operand).cpu().numpy()
+    return words
+
+
+def write_words(buffer: Operand, words: Words, band: Band, backend: Backend) -> None:
+    """Write ``words`` of the host to the start of ``buffer`` on the device."""
     if words.size:
         device = band.table.virtual_to_physical.device
         source = backend.operand(torch.from_numpy(words).to(device))
-        backend.assign(buffer[: words.size], source)  # type: ignore[index]
+        backend.assign(buffer[: words.size], source)

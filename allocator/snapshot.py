@@ -3,72 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
-import numpy as np
-
-from kvdefrag.kernels.backend import Backend
+from kvdefrag.kernels.backend import Backend, Operand, Staging
 from kvdefrag.kernels.launch import Words
 from kvdefrag.kernels.record import RECORD_WORDS
 
-from .band import Band
 from .faults import FaultRecord
 
 
-class Snapshot(NamedTuple):
-    """What came back. Valid until the next snapshot, since it lies in the staging buffer.
-
-    ``record``: int64 [16], the device fault record. ``holes``: for every band, the physical page
-    ids of its holes, int64, in the order of the list.
-    """
-
-    record: Words
-    holes: list[Words]
-
-
 class SnapshotReader:
-    """Reads hole lists and fault record together, through one staging buffer made up front."""
+    """Reads lists of ids and the fault record together, through one staging buffer.
+
+    The buffer is made up front for the holes of all pools; only page sets of hazards that do not
+    fit beside them make it grow.
+    """
 
     __slots__ = ("_backend", "_record", "_staging")
 
-    def __init__(self, backend: Backend, record: FaultRecord, bands: Sequence[Band]) -> None:
+    def __init__(self, backend: Backend, record: FaultRecord, page_count: int) -> None:
         self._backend = backend
         self._record = record
-        self._staging = backend.staging(
-            RECORD_WORDS + sum(band.geometry.num_pages for band in bands)
-        )
+        self._staging: Staging = backend.staging(RECORD_WORDS + page_count)
 
-    def read(self, bands: Sequence[Band]) -> Snapshot:
-        """One launch, one copy, one wait, whatever the number of bands and holes."""
-        lists = [band.holes for band in bands]
-        parts = [self._record.words]
-        parts += [holes.buffer[holes.head : holes.end] for holes in lists]
-        words = self._backend.read_back(parts, self._staging)
-        holes_read = []
+    def read(self, parts: Sequence[Operand], counts: Sequence[int]) -> tuple[Words, list[Words]]:
+        """One launch, one copy, one wait, whatever the number of ``parts`` and their ``counts``.
+
+        ``parts``: int64 on the device, in words. Returns the fault record, int64 [16], and what the
+        parts hold. All lies in the staging buffer: good until the next snapshot.
+        """
+        word_count = RECORD_WORDS + sum(counts)
+        if word_count > self._staging.host.size:
+            self._staging = self._backend.staging(2 * word_count)
+        words = self._backend.read_back([self._record.words, *parts], self._staging)
+        found = []
         start = RECORD_WORDS
-        for holes in lists:
-            end = start + holes.count
-            holes_read.append(words[start:end])
-            start = end
-        return Snapshot(words[:RECORD_WORDS], holes_read)
-
-
-def sorted_depths(band: Band, pages: Words) -> Words:
-    """The depths of the hole list ``pages``, ascending, in the same memory.
-
-    Raises ValueError with the finding if an entry lies outside the band or stands there twice: the
-    list is then not what ``unbind`` wrote.
-    """
-    depths = band.geometry.sort_into_depths(pages)
-    if depths.size > 1:
-        duplicate = depths[1:] == depths[:-1]
-        if np.count_nonzero(duplicate):
-            page = band.geometry.page(int(depths[duplicate.argmax()]))
-            raise ValueError(f"pool {band.spec.name!r}: page {page} is twice in the hole list")
-    for depth in (depths.item(0), depths.item(-1)):
-        if not 0 <= depth < band.span:
-            raise ValueError(
-                f"pool {band.spec.name!r}: page {band.geometry.page(depth)} is in the hole list "
-                f"but outside the band of {band.span} pages"
-            )
-    return depths
+        for count in counts:
+            found.append(words[start : start + count])
+            start += count
+        return words[:RECORD_WORDS], found

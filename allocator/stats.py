@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -24,16 +25,19 @@ class Counters:
 class PoolStats:
     """One pool, in pages.
 
-    ``live_pages``: bound now. ``hole_pages``: free pages inside the band now. ``span_pages``: pages
-    of the band now, live and holes. ``peak_hole_pages``: the most holes at any time since the last
-    ``clear``. ``free_ids``: virtual ids that could be handed out now.
+    ``live_pages``: bound now. ``hole_pages``: free pages inside the band now. ``pending_pages``:
+    pages of the band that are neither, until forwards or leases end. ``span_pages``: pages of the
+    band now, all three. ``peak_hole_pages``: the most holes at any time since the last ``clear``.
+    ``free_ids``: virtual ids that could be handed out now. ``leases``: leases not released yet.
     """
 
     live_pages: int
     hole_pages: int
+    pending_pages: int
     span_pages: int
     peak_hole_pages: int
     free_ids: int
+    leases: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,9 @@ class ArenaStats:
     ``launches``: Triton launches and torch operators, or calls of host twins.
     ``device_to_host_copies``, ``host_to_device_copies``: transfers, or staging steps on the host.
     ``layout_version``: changes whenever pages have moved, and on nothing else.
+    ``forwards_in_flight``: forwards whose end has not been noticed yet.
+    ``fence_waits``: times that the stream was made to wait for a fence.
+    ``move_blocks``: blocks of moves that hold now, by reason.
     ``pools``: one ``PoolStats`` for every pool, by name.
     """
 
@@ -62,6 +69,9 @@ class ArenaStats:
     bytes_moved: int
     absorbed: int
     layout_version: int
+    forwards_in_flight: int
+    fence_waits: int
+    move_blocks: Mapping[str, int]
     launches: int
     device_to_host_copies: int
     host_to_device_copies: int

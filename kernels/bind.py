@@ -88,7 +88,7 @@ def _bind_kernel(
     code = tl.where(owner != -1, PAGE_TAKEN, ID_TAKEN)
     code = tl.where(in_range, code, ID_OUT_OF_RANGE)
     code = tl.where(page_ok, code, PAGE_OUT_OF_RANGE)
-    _record_fault(record + CORRUPT, whole & ~good, code, call_tag, lane, -1, page, virtual)
+    _record_fault(record, CORRUPT, whole & ~good, code, call_tag, lane, -1, page, virtual)
 
 
 def bind(
@@ -205,9 +205,9 @@ def _unbind_kernel(
 
     disagree = bound & ~good
     tl.store(v2p + virtual_at, page, mask=disagree)
-    _record_fault(record + CORRUPT, disagree, TABLES_DISAGREE, call_tag, lane, page, -1, virtual)
+    _record_fault(record, CORRUPT, disagree, TABLES_DISAGREE, call_tag, lane, page, -1, virtual)
     code = tl.where(in_range, ID_NOT_BOUND, ID_OUT_OF_RANGE)
-    _record_fault(record + USAGE, live & ~bound, code, call_tag, lane, -1, -1, virtual)
+    _record_fault(record, USAGE, live & ~bound, code, call_tag, lane, -1, -1, virtual)
 
 
 def unbind(

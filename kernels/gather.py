@@ -43,7 +43,7 @@ def _gather_virtual_kernel(
     code = tl.where(occupant != -1, PAGE_TAKEN, TABLES_DISAGREE)
     code = tl.where(virtual == -1, PAGE_UNBOUND, code)
     code = tl.where(source_ok & target_ok, code, PAGE_OUT_OF_RANGE)
-    _record_fault(record + CORRUPT, live & ~good, code, call_tag, lane, source, target, virtual)
+    _record_fault(record, CORRUPT, live & ~good, code, call_tag, lane, source, target, virtual)
 
 
 def gather_virtual(

@@ -7,8 +7,11 @@ The record is one int64 tensor of ``RECORD_WORDS`` words with two slots of ``SLO
   ``copy_pages`` and ``rebind`` do nothing, so that the evidence and the bytes stay as they are.
 
 A slot's words: taken (0 or 1), code, call tag, index in the call, source page, target page,
-virtual id, unused. The lane that flips ``taken`` from 0 to 1 writes the rest: the first fault wins,
-and only one lane ever writes. A word that does not apply holds -1.
+virtual id. The lane that flips ``taken`` from 0 to 1 writes the rest: the first fault wins, and
+only one lane ever writes. A word that does not apply holds -1.
+
+Word ``MIRROR`` is not a fault's: it holds the address of a second record, or 0. A fault is written
+there too. With the address of pinned host memory, the host sees a fault without a copy.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ RECORD_WORDS = 2 * SLOT_WORDS
 # Constants that kernels read are constexprs; host code takes their ``.value``.
 USAGE = tl.constexpr(0)
 CORRUPT = tl.constexpr(SLOT_WORDS)
+MIRROR = tl.constexpr(SLOT_WORDS - 1)
 
 ID_OUT_OF_RANGE = tl.constexpr(1)
 ID_NOT_BOUND = tl.constexpr(2)
@@ -54,10 +58,24 @@ def _stopped(record):
 
 
 @jit()
-def _record_fault(slot, bad, code, call_tag, index, source, target, virtual):
+def _record_fault(
+    record, SLOT: tl.constexpr, bad, code, call_tag, index, source, target, virtual
+):  # fmt: skip
     zero = index * 0
-    taken = tl.atomic_xchg(slot + zero, zero + 1, mask=bad)
+    taken = tl.atomic_xchg(record + SLOT + zero, zero + 1, mask=bad)
     first = bad & (taken == 0)
+    _write_fault(record + SLOT, first, code, call_tag, index, source, target, virtual)
+    mirror = tl.load(record + MIRROR + zero, mask=first, other=0)
+    # The load is masked: a lane that has no fault, or no mirror, has no address.
+    mirrored = first & (mirror != 0)
+    slot = mirror.to(tl.pointer_type(tl.int64)) + SLOT
+    _write_fault(slot, mirrored, code, call_tag, index, source, target, virtual)
+    tl.store(slot, zero + 1, mask=mirrored)
+
+
+@jit()
+def _write_fault(slot, first, code, call_tag, index, source, target, virtual):
+    zero = index * 0
     tl.store(slot + 1 + zero, zero + code, mask=first)
     tl.store(slot + 2 + zero, zero + call_tag, mask=first)
     tl.store(slot + 3 + zero, index, mask=first)

@@ -19,7 +19,7 @@ def rig(backend) -> Rig:
 def named(rig: Rig) -> str:
     with pytest.raises(CorruptState) as raised:
         rig.arena.check(deep=True)
-    assert str(raised.value) == "; ".join(raised.value.violations)
+    assert str(raised.value).startswith("; ".join(raised.value.violations))
     return str(raised.value)
 
 
@@ -84,7 +84,7 @@ def test_drifted_live_counter(rig):  # fault 13
 def test_drifted_span(rig):
     rig.pool._band.span -= 1
     found = named(rig)
-    assert "a span of 7 pages is not 6 live and 2 holes" in found
+    assert "a span of 7 pages is not 6 live, 2 holes and 0 pending" in found
     assert "page 8 is bound outside the band of 7 pages" in found
 
 

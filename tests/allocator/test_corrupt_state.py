@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
 from kvdefrag import CorruptState, PoolSpec
+from kvdefrag.allocator.faults import JOURNAL_CALLS
+from kvdefrag.kernels.record import CORRUPT, RECORD_WORDS
 
 from .rig import Rig, bytes_of, state_of
 
@@ -49,6 +52,11 @@ def contents(rig: Rig) -> list[bytes]:
     return [bytes_of(words) for words in (rig.memory, *tables)]
 
 
+def unheard(rig: Rig) -> None:
+    """From now on nothing shows in the mirror, as when a fault is still on its way to the host."""
+    rig.arena._shared.record.mirror = np.zeros(RECORD_WORDS, np.int64)
+
+
 def stopped(backend: str) -> Rig:
     """An arena that has seen its tables disagree."""
     rig = fresh(backend)
@@ -64,6 +72,7 @@ def test_batch_with_a_bad_pair_moves_nothing(backend, table, row, value, why, so
     rig = fresh(backend)
     getattr(rig.pool, table)[row] = value
     before = contents(rig)
+    unheard(rig)
     rig.pool.flush(urgent=True)
     assert contents(rig) == before
     rig.pool.free([1])  # the device no longer listens
@@ -106,6 +115,51 @@ def test_first_bad_pair_is_kept(backend):
 
 
 @pytest.mark.parametrize("call", GUARDED.values(), ids=GUARDED)
+def test_next_call_of_any_kind_sees_the_mirror(backend, call):
+    rig = fresh(backend)
+    rig.pool.virtual_to_physical[8] = 5
+    rig.pool.flush()
+    before = contents(rig)
+    with pytest.raises(CorruptState, match="v2p and p2v disagree: virtual id 8") as raised:
+        call(rig)
+    assert raised.value.fault.source_page == 8
+    assert contents(rig) == before
+
+
+def test_mirror_from_before_a_clear_is_no_fault(backend):
+    rig = fresh(backend)
+    unheard(rig)
+    rig.arena._shared.record.mirror[CORRUPT.value] = 1
+    assert rig.pool.available() == 4
+    assert not rig.arena._shared.record.mirror.any()
+
+
+def test_error_tells_the_last_calls(backend):
+    rig = fresh(backend)
+    rig.pool.virtual_to_physical[8] = 5
+    rig.pool.flush()
+    with pytest.raises(CorruptState) as raised:
+        rig.arena.check()
+    assert raised.value.journal == (
+        (1, "a", "alloc", 8),
+        (2, "a", "free", 2),
+        (3, "a", "move", 2),
+    )
+    assert "(last calls: 1: alloc 8 of 'a', 2: free 2 of 'a', 3: move 2 of 'a')" in str(
+        raised.value
+    )
+
+
+def test_journal_is_bounded(backend):
+    rig = fresh(backend)
+    for _ in range(JOURNAL_CALLS):
+        rig.free(rig.alloc(1).tolist())
+    journal = rig.arena._shared.record.journal()
+    assert len(journal) == JOURNAL_CALLS
+    assert journal[-1] == (2 + 2 * JOURNAL_CALLS, "a", "free", 1)
+
+
+@pytest.mark.parametrize("call", GUARDED.values(), ids=GUARDED)
 def test_guarded_calls_raise_and_change_nothing(backend, call):
     rig = stopped(backend)
     before = state_of(rig.arena)
@@ -140,6 +194,7 @@ def test_whole_arena_stops_on_the_device(backend):
     rig.alloc(6, "B")
     rig.free([2], "A")
     rig.arena["A"].virtual_to_physical[6] = 3
+    unheard(rig)
     rig.arena["A"].flush()
     before = contents(rig)
     assert rig.arena["B"].alloc(2).tolist() == [0, 0]

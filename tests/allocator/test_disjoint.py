@@ -23,8 +23,8 @@ def test_overlapping_pages_are_named(
 ) -> None:
     sources, targets = (np.array(depths) for depths in BAD[message])
 
-    def overlapping(*arguments: Any) -> MovePlan:
-        return MovePlan(sources, targets, np.empty(0, np.int64), 6, 0)
+    def overlapping(*arguments: Any, **options: Any) -> MovePlan:
+        return MovePlan(sources, targets, np.empty(0, np.int64), 6, 0, "")
 
     arena = Arena(9 * 64, [PoolSpec("a", 64)], device="cpu", backend=backend, debug=True)
     pool = arena["a"]

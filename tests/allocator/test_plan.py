@@ -1,7 +1,9 @@
 """The planner against the page-by-page walk that it stands for."""
 
+from collections.abc import Sequence
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,29 +12,66 @@ from hypothesis import strategies as st
 
 from kvdefrag.allocator.plan import MovePlan, moves_to_reach, plan_moves
 
+LIVE, HOLE, KEPT, VACATED, STAYS = "live", "hole", "kept", "vacated", "stays"
 
-def walk(holes: list[int], span: int, move_limit: int | None) -> MovePlan:
+
+def walk(
+    holes: list[int],
+    span: int,
+    move_limit: int | None = None,
+    kept: Sequence[int] = (),
+    stop_depth: int = -1,
+    sources_stay: bool = False,
+) -> MovePlan:
     """One page at a time: the topmost live page into the lowest hole, until they cross."""
-    free = set(holes)
-    sources, targets = [], []
+    pages = [HOLE if d in holes else KEPT if d in kept else LIVE for d in range(span)]
+    sources, targets, cut_by = [], [], ""
+    for source in reversed(range(span)):
+        if pages[source] != LIVE:
+            continue
+        target = pages.index(HOLE) if HOLE in pages else span
+        if target > source:
+            break
+        if source <= stop_depth:
+            cut_by = "stop"
+            break
+        if len(sources) == move_limit:
+            cut_by = "limit"
+            break
+        sources.append(source)
+        targets.append(target)
+        pages[target] = LIVE
+        pages[source] = STAYS if sources_stay else VACATED
     absorbed = 0
-    while True:
-        while span - 1 in free:
-            free.remove(span - 1)
-            span -= 1
-            absorbed += 1
-        if not free or len(sources) == move_limit:
-            return MovePlan(sources, targets, sorted(free), span, absorbed)
-        sources.append(span - 1)
-        targets.append(min(free))
-        free.remove(min(free))
-        span -= 1
+    while pages and pages[-1] in (HOLE, VACATED):
+        absorbed += pages.pop() == HOLE
+    remaining = [depth for depth, page in enumerate(pages) if page in (HOLE, VACATED)]
+    return MovePlan(sources, targets, remaining, len(pages), absorbed, cut_by)
 
 
-def plan(holes: list[int], span: int, move_limit: int | None = None) -> MovePlan:
+def plan(
+    holes: list[int],
+    span: int,
+    move_limit: int | None = None,
+    kept: Sequence[int] = (),
+    stop_depth: int = -1,
+    sources_stay: bool = False,
+) -> MovePlan:
     """The plan, its arrays as lists."""
-    found = plan_moves(np.array(holes, np.int64), span, move_limit)
+    found = plan_moves(
+        np.array(holes, np.int64), span, move_limit,
+        np.array(kept, np.int64), stop_depth, sources_stay,
+    )  # fmt: skip
     return MovePlan(*(part.tolist() if isinstance(part, np.ndarray) else part for part in found))
+
+
+@st.composite
+def obstructed_bands(draw: st.DrawFn) -> tuple[Any, ...]:
+    pages = draw(st.lists(st.sampled_from([LIVE, LIVE, HOLE, HOLE, KEPT]), min_size=1, max_size=40))
+    holes, kept = ([d for d, page in enumerate(pages) if page == what] for what in (HOLE, KEPT))
+    move_limit = draw(st.none() | st.integers(0, 20))
+    stop_depth = draw(st.integers(-1, len(pages) - 1))
+    return holes, len(pages), move_limit, kept, stop_depth, draw(st.booleans())
 
 
 @st.composite
@@ -44,6 +83,21 @@ def bands(draw: st.DrawFn, most: int = 60) -> tuple[list[int], int]:
 @given(bands())
 def test_full_pack_is_the_walk(band):
     assert plan(*band) == walk(*band, None)
+
+
+@given(obstructed_bands())
+def test_plan_around_obstacles_is_the_walk(band):
+    assert plan(*band) == walk(*band)
+
+
+def test_large_obstructed_band_is_the_walk():
+    rng = np.random.default_rng(6)
+    pages = rng.choice(3, 2048, p=[0.5, 0.4, 0.1])
+    holes, kept = (np.flatnonzero(pages == what).tolist() for what in (1, 2))
+    for move_limit, stop_depth in ((None, -1), (100, -1), (None, 1800), (150, 1800)):
+        for stay in (False, True):
+            band = (holes, 2048, move_limit, kept, stop_depth, stay)
+            assert plan(*band) == walk(*band)
 
 
 @given(bands(), st.integers(0, 40))
@@ -94,11 +148,11 @@ def test_arrays_are_int64():
 
 
 def test_no_holes_no_moves():
-    assert plan([], 5) == MovePlan([], [], [], 5, 0)
+    assert plan([], 5) == MovePlan([], [], [], 5, 0, "")
 
 
 def test_hole_between_sources_is_no_target():
-    assert plan([2, 4, 11], 13) == MovePlan([12, 10], [2, 4], [], 10, 1)
+    assert plan([2, 4, 11], 13) == MovePlan([12, 10], [2, 4], [], 10, 1, "")
 
 
 # Quadratic work takes 4 and 256 times as long.

@@ -186,7 +186,13 @@ def test_stats_are_frozen_and_read_nothing(backend):
     rig.pool.free(ids[1:3])
     stats = rig.arena.stats()
     assert stats.pools["a"] == PoolStats(
-        live_pages=6, hole_pages=2, span_pages=8, peak_hole_pages=2, free_ids=2
+        live_pages=6,
+        hole_pages=2,
+        pending_pages=0,
+        span_pages=8,
+        peak_hole_pages=2,
+        free_ids=2,
+        leases=0,
     )
     assert (stats.alloc_calls, stats.free_calls, stats.flush_calls) == (1, 1, 0)
     assert (stats.launches, stats.device_to_host_copies) == (2, 0)

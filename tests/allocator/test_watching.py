@@ -86,9 +86,9 @@ def test_read_inside_the_library_is_seen(monkeypatch, owner, method):
 def test_second_copy_is_counted(monkeypatch):
     original = SnapshotReader.read
 
-    def twice(self, bands):
-        original(self, bands)
-        return original(self, bands)
+    def twice(self, *parts):
+        original(self, *parts)
+        return original(self, *parts)
 
     monkeypatch.setattr(SnapshotReader, "read", twice)
     rig = Rig.of("triton", 9)

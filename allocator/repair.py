@@ -1,0 +1,188 @@
+"""arena.repair(): a consistent state from tables that may disagree, with nothing guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from kvdefrag.kernels.backend import Backend
+from kvdefrag.kernels.launch import Words
+
+from .band import Band
+from .faults import FaultRecord
+from .hazards import Handle, PageSet, Pending
+from .invariants import all_violations
+from .rebuild import host_words, rebuild, write_words
+
+
+class AmbiguousPage(NamedTuple):
+    """A page whose owner the tables do not agree on, and every id that they name for it."""
+
+    page: int
+    virtual_ids: tuple[int, ...]
+
+
+class BandCounts(NamedTuple):
+    """One pool in pages and ids, as the host counts them."""
+
+    live_pages: int
+    hole_pages: int
+    pending_pages: int
+    span_pages: int
+    free_ids: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRepair:
+    """What a repair did to one pool.
+
+    ``changed_rows``: rows of the two tables that were rewritten. ``ambiguous``: pages whose owner
+    is not certain. They and their ids are unbound and set aside: not handed out before the report
+    is released.
+    """
+
+    before: BandCounts
+    after: BandCounts
+    changed_rows: int
+    ambiguous: tuple[AmbiguousPage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RepairReport:
+    """What a repair did, by pool name."""
+
+    pools: Mapping[str, PoolRepair]
+    _set_aside: Handle
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything differs from before."""
+        return any(pool.changed_rows or pool.before != pool.after for pool in self.pools.values())
+
+    def release(self) -> None:
+        """Give the pages and ids that were set aside back as free ones, once they are dealt with.
+
+        Until then their bytes stay as they are. ``arena.clear()`` gives them back as well. A second
+        release is a UsageError.
+        """
+        self._set_aside.release()
+
+
+def repair(
+    bands: Sequence[Band], record: FaultRecord, backend: Backend, total_bytes: int
+) -> RepairReport:
+    """Rebuild every band from its tables, clear the fault record, and report.
+
+    Raises CorruptState, and leaves the arena stopped, if the bands still violate an invariant:
+    then two pools claim the same bytes.
+    """
+    aside = Handle("the report", lambda handle: _give_back(bands, backend, handle))
+    pools = {band.spec.name: _repair_band(band, backend, aside) for band in bands}
+    violations = all_violations(bands, total_bytes)
+    if violations:
+        raise record.stop(violations)
+    record.clear()
+    return RepairReport(pools, aside)
+
+
+def _repair_band(band: Band, backend: Backend, aside: Handle) -> PoolRepair:
+    before = _counts(band)
+    v2p = host_words(band.table.virtual_to_physical).copy()
+    p2v = host_words(band.table.physical_to_virtual).copy()
+    sound = _sound_ids(band, v2p, p2v)
+    ambiguous = _ambiguous_pages(v2p, p2v, sound)
+    settled_v2p, settled_p2v = np.full_like(v2p, -1), np.full_like(p2v, -1)
+    settled_v2p[sound], settled_p2v[v2p[sound]] = v2p[sound], sound
+    settled_v2p[0] = settled_p2v[0] = 0
+    changed_rows = np.count_nonzero(settled_v2p != v2p) + np.count_nonzero(settled_p2v != p2v)
+    if changed_rows:
+        band.table.virtual_to_physical.copy_(torch.from_numpy(settled_v2p))
+        band.table.physical_to_virtual.copy_(torch.from_numpy(settled_p2v))
+    _set_aside(band, backend, ambiguous, aside)
+    _set_frontier(band, settled_p2v)
+    rebuild(band, backend)
+    return PoolRepair(before, _counts(band), int(changed_rows), tuple(ambiguous))
+
+
+def _sound_ids(band: Band, v2p: Words, p2v: Words) -> Words:
+    """The ids that own a page of the band's reach, with no other claim on either."""
+    ids = 1 + np.flatnonzero(v2p[1:] != -1)
+    depths = band.geometry.depth(v2p[ids])
+    reach = band.geometry.span_within(band.geometry.far_byte)
+    ids = ids[(depths >= 0) & (depths < reach)]
+    pages = v2p[ids]
+    owners = p2v[1:]
+    owners = owners[(owners >= 1) & (owners < v2p.size)]
+    page_claims = np.bincount(pages, minlength=p2v.size)
+    id_claims = np.bincount(owners, minlength=v2p.size)
+    alone = (page_claims[pages] == 1) & (id_claims[ids] == 1)
+    sound: Words = ids[alone & (p2v[pages] == ids)]
+    return sound
+
+
+def _ambiguous_pages(v2p: Words, p2v: Words, sound: Words) -> list[AmbiguousPage]:
+    """Every page that an id without a sound page, or a row of such a page, names."""
+    is_sound_id, is_sound_page = np.zeros(v2p.size, np.bool_), np.zeros(p2v.size, np.bool_)
+    is_sound_id[sound] = is_sound_page[v2p[sound]] = True
+    claims: dict[int, set[int]] = {}
+    ids = 1 + np.flatnonzero((v2p[1:] != -1) & ~is_sound_id[1:])
+    for virtual_id, page in zip(ids.tolist(), v2p[ids].tolist(), strict=True):
+        claims.setdefault(page, set()).add(virtual_id)
+    pages = 1 + np.flatnonzero((p2v[1:] != -1) & ~is_sound_page[1:])
+    for page, virtual_id in zip(pages.tolist(), p2v[pages].tolist(), strict=True):
+        claims.setdefault(page, set()).add(virtual_id)
+    return [AmbiguousPage(page, tuple(sorted(claims[page]))) for page in sorted(claims)]
+
+
+def _set_aside(
+    band: Band, backend: Backend, ambiguous: Sequence[AmbiguousPage], aside: Handle
+) -> None:
+    """Keep ambiguous pages and ids out of use until ``aside`` ends."""
+    named = {virtual_id for entry in ambiguous for virtual_id in entry.virtual_ids}
+    ids = sorted(virtual_id for virtual_id in named if 1 <= virtual_id <= band.ids.capacity)
+    band.ids.set_aside = sorted({*band.ids.set_aside, *ids})
+    pages = np.array([entry.page for entry in ambiguous], dtype=np.int64)
+    depths = band.geometry.depth(pages)
+    reach = band.geometry.span_within(band.geometry.far_byte)
+    depths = np.sort(depths[(depths >= 0) & (depths < reach)])
+    if depths.size:
+        device = band.table.virtual_to_physical.device
+        kept = torch.from_numpy(band.geometry.page(depths)).to(device)
+        page_set = PageSet(backend.operand(kept), depths.size)
+        page_set.depths = depths
+        band.hazards.pending.insert(0, Pending(page_set, [], [aside]))
+
+
+def _set_frontier(band: Band, p2v: Words) -> None:
+    """The band ends behind its topmost live or pending page; ids up to the last used are known."""
+    tops = [-1, *band.geometry.depth(np.flatnonzero(p2v > 0)).tolist()]
+    for pending in band.hazards.pending:
+        depths = pending.page_set.depths
+        if depths is None:
+            depths = band.geometry.depth(host_words(pending.page_set.pages))
+            depths = depths[(depths >= 0) & (depths < band.span)]
+        tops += depths.tolist()
+    band.span = 1 + max(tops)
+    last_id = max([0, *p2v.tolist(), *band.ids.set_aside])
+    band.ids.next_fresh = max(band.ids.next_fresh, last_id + 1)
+
+
+def _give_back(bands: Sequence[Band], backend: Backend, aside: Handle) -> None:
+    for band in bands:
+        band.end(aside)
+        ids = band.ids
+        if ids.set_aside:
+            words = np.array(ids.set_aside, dtype=np.int64)
+            write_words(ids.buffer[ids.recycled :], words, band, backend)
+            ids.listed(words.size)
+            ids.set_aside = []
+
+
+def _counts(band: Band) -> BandCounts:
+    return BandCounts(
+        band.live, band.holes.count, band.hazards.pending_pages, band.span, band.ids.count
+    )

@@ -1,0 +1,128 @@
+"""From a snapshot to what the planner sees of a band: depths to use, to keep and to stop at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from kvdefrag.kernels.launch import Words
+
+from .band import Band
+from .faults import UsageError
+from .hazards import Forward, PageSet, Pending
+
+_NONE: Words = np.empty(0, np.int64)
+_NONE.flags.writeable = False
+
+
+class Survey(NamedTuple):
+    """A band as the planner sees it, in ascending depths.
+
+    ``holes``: may be filled and absorbed. ``kept``: neither live nor to be used. ``stop_depth``: no
+    live page there or below moves; ``stop_reason`` says why. ``passed_over``: whether a hole is
+    among the kept ones, since a forward will write it.
+    """
+
+    holes: Words
+    kept: Words = _NONE
+    stop_depth: int = -1
+    stop_reason: str = ""
+    passed_over: bool = False
+
+
+def unread_sets(band: Band, forwards: Sequence[Forward]) -> list[PageSet]:
+    """The page sets of ``band`` that the host has yet to see, in the order of ``take_over``."""
+    hazards = band.hazards
+    page_sets = [pending.page_set for pending in hazards.pending]
+    page_sets += [lease.page_set for lease in hazards.leases]
+    page_sets += _written_sets(band, forwards)
+    return [page_set for page_set in page_sets if page_set.depths is None]
+
+
+def take_over(band: Band, unread: Sequence[PageSet], found: Iterator[Words]) -> None:
+    """Give the page sets what the snapshot found of them.
+
+    Raises UsageError, once, for a lease of an id that is not allocated: it holds nothing.
+    """
+    refused = []
+    leased = {id(lease.page_set) for lease in band.hazards.leases}
+    for page_set in unread:
+        pages = next(found)
+        if id(page_set) in leased and not np.all(pages > 0):
+            refused.append(int(np.argmin(pages > 0)))
+        page_set.depths = np.unique(band.geometry.depth(pages // page_set.page_size))
+    if refused:
+        raise UsageError(
+            f"virtual_ids[{refused[0]}]: a lease of pool {band.spec.name!r} names an id that was "
+            f"not allocated; it holds the others"
+        )
+
+
+def survey(
+    band: Band, pages: Words, ready: Sequence[Pending], forwards: Sequence[Forward]
+) -> Survey:
+    """Look at ``band``, whose hole list is ``pages``; the ``ready`` pending pages are holes too.
+
+    ``forwards``: those whose writes must be kept out of the way. Raises ValueError with the finding
+    if the hole list is not what ``unbind`` wrote.
+    """
+    holes = band.geometry.sort_into_depths(pages)
+    hazards = band.hazards
+    if not (hazards.pending or hazards.leases or forwards):
+        _check_list(band, holes)
+        return Survey(holes)
+    if ready:
+        holes = np.concatenate((holes, *(_depths(pending.page_set) for pending in ready)))
+        holes.sort()
+    _check_list(band, holes)
+    kept = [_in_band(band, each.page_set) for each in hazards.pending if each not in ready]
+    stop_depth, stop_reason = -1, ""
+    for lease in hazards.leases:
+        leased = _in_band(band, lease.page_set)
+        if leased.size and leased[-1] > stop_depth:
+            stop_depth, stop_reason = int(leased[-1]), "lease"
+    written = [_in_band(band, page_set) for page_set in _written_sets(band, forwards)]
+    passed_over = False
+    if written:
+        writes = np.unique(np.concatenate(written))
+        is_hole = np.isin(writes, holes, assume_unique=True)
+        if passed_over := bool(np.count_nonzero(is_hole)):
+            kept.append(writes[is_hole])
+            holes = np.setdiff1d(holes, writes, assume_unique=True)
+        live = np.setdiff1d(writes[~is_hole], np.concatenate((_NONE, *kept)), assume_unique=True)
+        if live.size and live[-1] > stop_depth:
+            stop_depth, stop_reason = int(live[-1]), "forward"
+    return Survey(
+        holes, np.sort(np.concatenate((_NONE, *kept))), stop_depth, stop_reason, passed_over
+    )
+
+
+def _check_list(band: Band, depths: Words) -> None:
+    if depths.size > 1:
+        duplicate = depths[1:] == depths[:-1]
+        if np.count_nonzero(duplicate):
+            page = band.geometry.page(int(depths[duplicate.argmax()]))
+            raise ValueError(f"pool {band.spec.name!r}: page {page} is twice in the hole list")
+    for depth in (depths.item(0), depths.item(-1)) if depths.size else ():
+        if not 0 <= depth < band.span:
+            raise ValueError(
+                f"pool {band.spec.name!r}: page {band.geometry.page(depth)} is in the hole list "
+                f"but outside the band of {band.span} pages"
+            )
+
+
+def _written_sets(band: Band, forwards: Sequence[Forward]) -> list[PageSet]:
+    return [page_set for forward in forwards for page_set in forward.written.get(band.index, ())]
+
+
+def _depths(page_set: PageSet) -> Words:
+    assert page_set.depths is not None
+    return page_set.depths
+
+
+def _in_band(band: Band, page_set: PageSet) -> Words:
+    """The depths of ``page_set`` without the sink and voids."""
+    depths = _depths(page_set)
+    return depths[depths.searchsorted(0) : depths.searchsorted(band.span)]
