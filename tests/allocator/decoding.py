@@ -14,8 +14,8 @@ import torch
 from kvdefrag import PoolSpec
 
 from .attention_model import MOST_TOKENS, TOKEN_BYTES, AttentionModel, token_rows
+from .jobs import PAGE_SIZE, Job, PrefixCache
 from .pressed_arena import PressedArena
-from .requests import PAGE_SIZE, Job, PrefixCache
 
 KV = PoolSpec("kv", PAGE_SIZE * TOKEN_BYTES, PAGE_SIZE, grows="up")
 
