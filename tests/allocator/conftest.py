@@ -2,7 +2,7 @@
 
 import pytest
 
-HELPERS = ("machine", "rig")
+HELPERS = ("attention_model", "decoding", "machine", "pressed_arena", "rig")
 pytest.register_assert_rewrite(*(f"tests.allocator.{name}" for name in HELPERS))
 
 
