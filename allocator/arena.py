@@ -17,7 +17,7 @@ from .arguments import (
 )
 from .band import Band
 from .capacity import Capacity
-from .compactor import Compactor
+from .compactor import NOTHING, Compactor
 from .faults import CorruptState, FaultRecord, UsageError
 from .geometry import PoolSpec, place_bands, require_count
 from .grant import bind_pages, make_room
@@ -147,6 +147,8 @@ class Arena:
         """``flush`` of every pool with one read-back; the limits hold for the sum of the pools."""
         self._shared.record.raise_if_stopped()
         limit = flush_limit(urgent, max_moves, max_bytes)
+        if all(band.at_rest for band in self._bands):
+            return dict.fromkeys(self._pools, NOTHING)
         return self._shared.compactor.flush(self._bands, limit)
 
     def forward_launched(

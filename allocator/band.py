@@ -61,6 +61,11 @@ class Band:
         self._backend = backend
         self._record = record
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether a flush has nothing to do here."""
+        return self.holes.head == self.holes.end and not self.hazards.pending
+
     def bind(self, page_count: int) -> torch.Tensor:
         """Hand out ``page_count`` pages, which the caller knows to fit: int64 ids, one launch."""
         holes, ids, table = self.holes, self.ids, self.table

@@ -142,7 +142,7 @@ class MultiEndedAllocator:
         shared, band = self._shared, self._band
         shared.record.raise_if_stopped()
         limit = flush_limit(urgent, max_moves, max_bytes)
-        if not (band.holes.count or band.hazards.pending):
+        if band.at_rest:
             return NOTHING
         return shared.compactor.flush([band], limit)[self.name]
 

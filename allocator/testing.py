@@ -1,10 +1,45 @@
-"""Byte patterns for tests: every page carries its owner's mark, and every byte is compared."""
+"""For tests: fences that end by hand, and byte patterns that show where every page went."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
 from .pool import MultiEndedAllocator
+
+
+class ManualFence:
+    """The fence of a forward that a test ends with ``finish``.
+
+    ``work`` stands for what the forward still has to do, such as writing its pages. It runs once:
+    in ``finish``, or before that in ``wait``, since what comes next on a stream that waits comes
+    after it. ``query`` is False until ``finish``. ``waits`` counts the calls of ``wait``.
+    """
+
+    def __init__(self, work: Callable[[], None] | None = None) -> None:
+        self.waits = 0
+        self._work = work
+        self._done = False
+
+    def query(self) -> bool:
+        """Whether ``finish`` was called."""
+        return self._done
+
+    def wait(self) -> None:
+        """Let what comes next happen after ``work``."""
+        self.waits += 1
+        self._run()
+
+    def finish(self) -> None:
+        """End the forward."""
+        self._run()
+        self._done = True
+
+    def _run(self) -> None:
+        work, self._work = self._work, None
+        if work is not None:
+            work()
 
 
 def page_pattern(virtual_ids: torch.Tensor, page_bytes: int, salt: int = 0) -> torch.Tensor:
