@@ -147,9 +147,10 @@ class Arena:
         """``flush`` of every pool with one read-back; the limits hold for the sum of the pools."""
         self._shared.record.raise_if_stopped()
         limit = flush_limit(urgent, max_moves, max_bytes)
-        if all(band.at_rest for band in self._bands):
-            return dict.fromkeys(self._pools, NOTHING)
-        return self._shared.compactor.flush(self._bands, limit)
+        for band in self._bands:
+            if not band.at_rest:
+                return self._shared.compactor.flush(self._bands, limit)
+        return dict.fromkeys(self._pools, NOTHING)
 
     def forward_launched(
         self,

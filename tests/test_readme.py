@@ -27,12 +27,18 @@ def test_commands_are_found() -> None:
     assert {"demo", "test"} <= set(TARGETS)
 
 
-def test_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    (example,) = (block for language, block in BLOCKS if language == "python")
-    exec(compile(example, "README.md", "exec"), {})
+def test_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, object] = {}
+    for language, block in BLOCKS:
+        if language == "python":
+            exec(compile(block, "README.md", "exec"), names)
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].startswith("FlushResult(moves=4, bytes_moved=262144, absorbed=0")
     assert printed[1] == "True 4"
+    assert printed[2:] == [
+        "FlushResult(moves=1, bytes_moved=65536, absorbed=0, pending=1, stopped_by='')",
+        "blocked",
+    ]
 
 
 @pytest.mark.parametrize("target", TARGETS)
