@@ -20,7 +20,7 @@ from .capacity import Capacity
 from .compactor import NOTHING, Compactor
 from .faults import CorruptState, FaultRecord, UsageError
 from .geometry import PoolSpec, place_bands, require_count
-from .grant import bind_pages, make_room
+from .grant import bind_many, make_room
 from .hazards import Fence, Forward, Hazards, MoveBlock, PageSet, require_fence
 from .invariants import all_violations
 from .limits import FlushResult, flush_limit
@@ -35,7 +35,7 @@ MAX_BYTES = 2**63 - 1
 
 
 class Arena:
-    """A byte buffer shared by one pool, or by two that grow towards each other.
+    """A byte buffer shared by pools: one at each end, any number that float between them.
 
     ``total_bytes``: size of the buffer. ``pools``: their specifications. ``device``: where buffer
     and tables live, by default the buffer's device or "cuda". ``backend``: "triton", "host" (numpy
@@ -74,13 +74,27 @@ class Arena:
                 for index, (spec, geometry) in enumerate(zip(specs, geometries, strict=True))
             ]
             counters, hazards = Counters(), Hazards()
+            capacity = Capacity(
+                sorted(self._bands, key=lambda band: band.geometry.rank),
+                hazards,
+                max(spec.page_bytes for spec in specs),
+                self.total_bytes,
+            )
             self._shared = Shared(
                 chosen,
                 place,
                 record,
-                Capacity(self._bands, hazards),
+                capacity,
                 Compactor(
-                    chosen, record, self._bands, self.buffer, hazards, counters, place, debug
+                    chosen,
+                    record,
+                    self._bands,
+                    self.buffer,
+                    capacity,
+                    hazards,
+                    counters,
+                    place,
+                    debug,
                 ),
                 hazards,
                 counters,
@@ -132,11 +146,7 @@ class Arena:
         shared.record.raise_if_stopped()
         shared.counters.alloc_calls += 1
         make_room(shared, asked)
-        return {
-            band.spec.name: bind_pages(shared, band, asked[band.spec.name])
-            for band in self._bands
-            if band.spec.name in asked
-        }
+        return bind_many(shared, asked)
 
     def flush(
         self,

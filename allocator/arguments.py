@@ -11,8 +11,11 @@ import torch
 from kvdefrag.kernels.backend import Backend, choose_backend
 from kvdefrag.kernels.launch import Words
 
-from .faults import UsageError
+from .faults import POOL_BITS, UsageError
 from .geometry import PoolSpec, require_count
+
+MAX_POOLS = 2**POOL_BITS
+"""A call tag names the pool."""
 
 ID_DTYPES = (torch.int64, torch.int32)
 
@@ -89,8 +92,8 @@ def checked_specs(pools: Any) -> list[PoolSpec]:
     """``pools`` as a list of specifications."""
     if not isinstance(pools, Sequence) or not all(isinstance(spec, PoolSpec) for spec in pools):
         raise UsageError(f"pools: expected a list of PoolSpec, got {pools!r}")
-    if not 1 <= len(pools) <= 2:
-        raise UsageError(f"pools: expected one or two pools, got {len(pools)}")
+    if not 1 <= len(pools) <= MAX_POOLS:
+        raise UsageError(f"pools: expected 1 to {MAX_POOLS} pools, got {len(pools)}")
     names = [spec.name for spec in pools]
     if len(set(names)) != len(names):
         raise UsageError(f"pools: expected distinct names, got {names}")

@@ -66,10 +66,20 @@ class Band:
         """Whether a flush has nothing to do here."""
         return self.holes.head == self.holes.end and not self.hazards.pending
 
-    def bind(self, page_count: int) -> torch.Tensor:
-        """Hand out ``page_count`` pages, which the caller knows to fit: int64 ids, one launch."""
-        holes, ids, table = self.holes, self.ids, self.table
+    @property
+    def held(self) -> int:
+        """Pages that an allocation cannot have: live ones, and those pending on a lease."""
+        return self.live + self.hazards.leased_pending_pages
+
+    def bind(self, page_count: int, gap: tuple[int, int], low_first: bool = False) -> torch.Tensor:
+        """Hand out ``page_count`` pages, which the caller knows to fit: int64 ids, one launch.
+
+        ``gap``: the bytes between the bands around this one; ``low_first``: take the lower ones.
+        """
+        holes, ids, table, geometry = self.holes, self.ids, self.table, self.geometry
         from_sorted, from_newer = holes.split(page_count)
+        fresh = page_count - from_sorted - from_newer
+        growth = geometry.growth(self.span, fresh, *gap, low_first)
         recycled = min(page_count, ids.recycled)
         take = Take(
             page_count,
@@ -77,11 +87,13 @@ class Band:
             from_sorted,
             holes.end - from_newer,
             from_newer,
-            self.geometry.page(self.span),
-            self.geometry.step,
+            growth.front_page,
+            geometry.step if self.span else geometry.fresh_step,
             ids.recycled - recycled,
             recycled,
             ids.next_fresh,
+            growth.back_page,
+            growth.back_count,
         )
         virtual_ids = self._backend.bind(
             table.v2p,
@@ -94,7 +106,9 @@ class Band:
         )
         holes.took(from_sorted, from_newer)
         ids.took(page_count)
-        self.span += page_count - from_sorted - from_newer
+        if fresh:
+            geometry.settle(self.span, growth)
+            self.span += fresh
         self.live += page_count
         return virtual_ids
 
@@ -135,7 +149,7 @@ class Band:
         The ``ready`` pending pages were holes of the plan. ``sources``, the vacated pages, become
         pending until all ``fences`` are done, if there are any.
         """
-        self.span = plan.span_after
+        self.span = plan.span_after - plan.first_after
         self.holes.reset(plan.remaining.size)
         self.hazards.drop(ready)
         count = plan.sources.size
@@ -143,8 +157,9 @@ class Band:
             pages = self._new_words(count)
             self._backend.assign(pages, sources)
             page_set = PageSet(pages, count)
-            page_set.depths = plan.sources[::-1].copy()
+            page_set.seen = self.geometry.page(plan.sources)
             self.hazards.pending.append(Pending(page_set, list(fences), []))
+        self.geometry.advance(plan.first_after)
 
     def reclaim(self, ended: list[Pending]) -> None:
         """Pending pages become holes: one launch each."""

@@ -1,56 +1,82 @@
 """What fits: answered from live counts alone, whatever the holes look like.
 
-Two bands face each other. Packed, a band of ``live`` pages ends at a byte that its geometry knows;
-what lies between the two ends is free for either. Where the holes are, and what is pending, decides
-how much work a grant costs, never whether it is given. Only a band that must not move, since moves
-are blocked or pages of it are leased, counts with its present span.
+The bands lie in a chain over the buffer. Packed from either end, each on its own grid, they leave
+the room that one of them can have. Where the holes are, and what is pending, decides how much work
+a grant costs, never whether it is given. Only a band that must not move, since moves are blocked or
+pages of it are leased, counts with its present span.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from .band import Band
 from .faults import OutOfPages
 from .hazards import Hazards
 
+_NOBODY: Mapping[str, int] = {}
+
 
 class Capacity:
-    """The joint room of the bands of one arena. Every answer is a few integer operations."""
+    """The joint room of the bands of one arena. Every answer is a few integer operations.
 
-    __slots__ = ("_bands", "_facing", "_hazards")
+    ``chain``: the bands in the order of the buffer, between ``sink_bytes`` and ``total_bytes``.
+    ``asked``: pages by pool name that are wanted on top of what is live.
+    """
 
-    def __init__(self, bands: Sequence[Band], hazards: Hazards) -> None:
-        self._bands = bands
+    __slots__ = ("_hazards", "_places", "_sink_bytes", "_total_bytes", "chain")
+
+    def __init__(
+        self, chain: Sequence[Band], hazards: Hazards, sink_bytes: int, total_bytes: int
+    ) -> None:
+        self.chain = chain
+        self._places = {band.index: place for place, band in enumerate(chain)}
         self._hazards = hazards
-        self._facing: list[Band | None] = [None] if len(bands) == 1 else [bands[1], bands[0]]
+        self._sink_bytes = sink_bytes
+        self._total_bytes = total_bytes
+
+    def gap(self, band: Band) -> tuple[int, int]:
+        """The bytes between the bands around ``band``, as they lie now."""
+        place = self._places[band.index]
+        low, high = self._sink_bytes, self._total_bytes
+        for other in reversed(self.chain[:place]):
+            if other.span:
+                low = other.geometry.edges(other.span)[1]
+                break
+        for other in self.chain[place + 1 :]:
+            if other.span:
+                high = other.geometry.edges(other.span)[0]
+                break
+        return low, high
 
     def span_limit(self, band: Band) -> int:
-        """The longest span of ``band``, in pages, while the band it faces stays as it is."""
-        other = self._facing[band.index]
-        return _limit(band, other, other.span if other else 0)
+        """The longest span of ``band``, in pages, while the bands around it stay as they are."""
+        return band.geometry.pages_between(*self.gap(band))
 
-    def available(self, band: Band, asked: Mapping[str, int] | None = None) -> int:
-        """Pages that ``band`` could be granted, the other one packed and granted its ``asked``."""
-        other = self._facing[band.index]
-        other_span = 0
-        if other is not None:
-            other_span = self._least_span(other, asked.get(other.spec.name, 0) if asked else 0)
-        limit = _limit(band, other, other_span)
-        return max(0, min(band.ids.count, limit - _held(band)))
+    def packs_low(self, band: Band) -> bool:
+        """The side to which ``band`` leaves its holes to the roomier neighbour."""
+        low, high = self.gap(band)
+        bottom, top = band.geometry.edges(band.span)
+        return bottom - low <= high - top
 
-    def may_pack(self, bands: Iterable[Band]) -> bool:
-        """Whether no page of ``bands`` has to stay where it is."""
-        return not (self._hazards.blocked or any(band.hazards.pinned for band in bands))
+    def available(self, band: Band, asked: Mapping[str, int] = _NOBODY) -> int:
+        """Pages that ``band`` could be granted, the others packed and granted their ``asked``."""
+        place = self._places[band.index]
+        low, high = self._sink_bytes, self._total_bytes
+        for other in self.chain[:place]:
+            low = self._end_above(low, other, asked.get(other.spec.name, 0))
+        for other in reversed(self.chain[place + 1 :]):
+            high = self._start_below(high, other, asked.get(other.spec.name, 0))
+        room = band.geometry.pages_between(low, high)
+        return max(0, min(band.ids.count, room - band.held))
 
-    def _least_span(self, band: Band, asked: int) -> int:
-        """The span that ``band`` cannot do without once it has ``asked`` more pages."""
-        wanted = _held(band) + asked
-        return wanted if self.may_pack([band]) else max(band.span, wanted)
+    def all_may_pack(self) -> bool:
+        """Whether no page of the arena has to stay where it is."""
+        return not any(self._stays(band) for band in self.chain)
 
     def short_of(self, asked: Mapping[str, int]) -> OutOfPages | None:
-        """Why ``asked``, pages by pool name, would not be granted together; None if it would."""
-        for band in self._bands:
+        """Why ``asked`` would not be granted together; None if it would."""
+        for band in self.chain:
             count = asked.get(band.spec.name, 0)
             if count:
                 available = self.available(band, asked)
@@ -59,46 +85,80 @@ class Capacity:
         return None
 
     def fits_as_is(self, asked: Mapping[str, int]) -> bool:
-        """Whether ``asked`` can be granted from holes and from the gap, with nothing else to do."""
-        spans = []
-        for band in self._bands:
+        """Whether ``asked`` can be granted from holes and from gaps, with nothing else to do."""
+        low = self._sink_bytes
+        for band in self.chain:
             count = asked.get(band.spec.name, 0)
             if count > band.ids.count:
                 return False
-            spans.append(band.span + max(0, count - band.holes.count))
-        return all(
-            spans[band.index] <= _limit(band, other, spans[other.index] if other else 0)
-            for band, other in zip(self._bands, self._facing, strict=True)
-        )
+            growth = max(0, count - band.holes.count)
+            if band.span == 0 and growth == 0:
+                continue
+            if growth > band.geometry.pages_between(low, self.gap(band)[1]) - band.span:
+                return False
+            low = self._stretched_end(low, band, growth)
+        return True
 
-    def room_to_make(self, asked: Mapping[str, int]) -> dict[str, int]:
-        """Which bands must be packed to which span, in pages by pool name, to grant ``asked``.
+    def windows(self, asked: Mapping[str, int]) -> list[tuple[Band, int, int]]:
+        """Which bands must withdraw between which bytes to grant ``asked``, in order of moving.
 
-        Empty if nothing has to move. With one pool asking it is its neighbour alone: an own move
-        never helps. Raises OutOfPages if the pools do not fit even when packed.
+        From the lower end on, every band stays as far up as it is and as those above allow, so that
+        only what is in the way moves. Raises OutOfPages if the pools do not fit even when packed.
         """
         short = self.short_of(asked)
         if short is not None:
             raise short
-        packed = [self._least_span(band, asked.get(band.spec.name, 0)) for band in self._bands]
-        spans = [max(band.span, pages) for band, pages in zip(self._bands, packed, strict=True)]
-        limits: dict[str, int] = {}
-        for band in self._bands:
-            other = self._facing[band.index]
-            limit = _limit(band, other, spans[other.index] if other else 0)
-            if spans[band.index] <= limit:
-                break
-            spans[band.index] = max(limit, packed[band.index])
-            if band.span > spans[band.index]:
-                limits[band.spec.name] = spans[band.index]
-        return limits
+        ceilings = [self._total_bytes]
+        for band in reversed(self.chain[1:]):
+            ceilings.append(self._start_below(ceilings[-1], band, asked.get(band.spec.name, 0)))
+        found: list[tuple[Band, int, int]] = []
+        low = self._sink_bytes
+        run_start = 0
+        for band, ceiling in zip(self.chain, reversed(ceilings), strict=True):
+            count = asked.get(band.spec.name, 0)
+            if band.span == 0 and count == 0:
+                continue
+            end = self._end_above(low, band, count)
+            if band.span == 0:
+                low = end
+                continue
+            bottom, top = band.geometry.edges(band.span)
+            end = max(end, min(top, ceiling))
+            if bottom < low:
+                # What is pushed upwards goes before those that push it.
+                found.insert(run_start, (band, low, end))
+            elif top > end:
+                run_start = len(found)
+                found.append((band, low, end))
+            else:
+                run_start = len(found)
+            low = end
+        return found
 
+    def _end_above(self, low: int, band: Band, asked: int) -> int:
+        """Where ``band`` and all below it end when packed downwards, from ``low`` on."""
+        wanted = band.held + asked
+        if band.span and self._stays(band):
+            return self._stretched_end(low, band, max(0, wanted - band.span))
+        return band.geometry.end_above(low, wanted) if wanted else low
 
-def _held(band: Band) -> int:
-    """Pages of ``band`` that an allocation cannot have: live ones, and those pending on a lease."""
-    return band.live + band.hazards.leased_pending_pages
+    def _start_below(self, high: int, band: Band, asked: int) -> int:
+        """Where ``band`` and all above it start when packed upwards, from ``high`` on."""
+        wanted = band.held + asked
+        geometry = band.geometry
+        if band.span and self._stays(band):
+            bottom, top = geometry.edges(band.span)
+            growth = max(0, wanted - band.span)
+            return bottom - max(0, growth - geometry.pages_between(top, high)) * geometry.page_bytes
+        return geometry.start_below(high, wanted) if wanted else high
 
+    def _stays(self, band: Band) -> bool:
+        return self._hazards.blocked or band.hazards.pinned
 
-def _limit(band: Band, other: Band | None, other_span: int) -> int:
-    edge = band.geometry.far_byte if other is None else other.geometry.frontier_byte(other_span)
-    return band.geometry.span_within(edge)
+    def _stretched_end(self, low: int, band: Band, growth: int) -> int:
+        """Where ``band`` ends if it takes ``growth`` pages, downwards to ``low`` first."""
+        geometry = band.geometry
+        if band.span == 0:
+            return geometry.end_above(low, growth)
+        bottom, top = geometry.edges(band.span)
+        return top + max(0, growth - geometry.pages_between(low, bottom)) * geometry.page_bytes

@@ -10,11 +10,12 @@ import torch
 from kvdefrag.kernels.backend import Backend, Operand
 
 from .band import Band
+from .capacity import Capacity
 from .debug import check_disjoint
 from .faults import FaultRecord
 from .hazards import Forward, Hazards, Pending, distinct_fences
-from .limits import FlushResult, MoveLimit
-from .plan import MovePlan, plan_moves
+from .limits import FlushResult, MoveLimit, Sight, plan_within
+from .plan import MovePlan
 from .rebuild import raise_faults
 from .snapshot import SnapshotReader
 from .stats import Counters
@@ -30,7 +31,8 @@ class Compactor:
     """Runs flushes over bands of one arena, with buffers made up front."""
 
     __slots__ = (
-        "_backend", "_buffer", "_counters", "_debug", "_hazards", "_reader", "_record", "_upload",
+        "_backend", "_buffer", "_capacity", "_counters", "_debug", "_hazards", "_reader", "_record",
+        "_upload",
         "_virtual_ids", "bands",
     )  # fmt: skip
 
@@ -40,6 +42,7 @@ class Compactor:
         record: FaultRecord,
         bands: Sequence[Band],
         buffer: torch.Tensor | None,
+        capacity: Capacity,
         hazards: Hazards,
         counters: Counters,
         device: torch.device,
@@ -49,6 +52,7 @@ class Compactor:
         self._record = record
         self.bands = bands
         self._buffer: Operand = None if buffer is None else backend.operand(buffer)
+        self._capacity = capacity
         self._hazards = hazards
         self._counters = counters
         self._debug = debug
@@ -70,7 +74,7 @@ class Compactor:
         busy = [
             (band, ended)
             for band, ended in zip(bands, ready, strict=True)
-            if ended or band.holes.count
+            if ended or band.holes.count or limit.shifts
         ]
         results = {
             band.spec.name: FlushResult(pending=band.hazards.pending_pages) for band in bands
@@ -78,6 +82,9 @@ class Compactor:
         if not busy:
             return results
         self._counters.flush_calls += 1
+        for band, _ in busy:
+            if band.geometry.floats:
+                band.geometry.face(band.span, self._capacity.packs_low(band))
         # An urgent flush keeps out of no forward's way: the stream waits for them, after the
         # snapshot, so that the host does not.
         forwards = () if limit.urgent else self._hazards.outstanding()
@@ -140,14 +147,10 @@ class Compactor:
                 seen = survey(band, pages, ended, forwards)
             except ValueError as finding:
                 raise self._record.stop([str(finding)]) from None
-            move_limit = 0 if self._hazards.blocked else limit.moves(band, seen.holes)
-            plan = plan_moves(
-                seen.holes, band.span, move_limit, seen.kept, seen.stop_depth,
-                sources_stay=bool(forwards),
-            )  # fmt: skip
-            limit.charge(band, plan.sources.size)
+            sight = Sight(seen.holes, seen.kept, seen.stop_depth, sources_stay=bool(forwards))
+            blocked = self._hazards.blocked
             surveys.append(seen)
-            plans.append(plan)
+            plans.append(plan_within(band, sight, 0) if blocked else limit.plan(band, sight))
         return surveys, plans
 
     def _move(self, bands: Sequence[Band], plans: Sequence[MovePlan]) -> list[Batch]:

@@ -1,14 +1,15 @@
 """What a pool is, and where its pages are: the only file that knows directions.
 
-A band grows from one end of the buffer. Everything above this file counts *depth*: 0 is the page
-at the band's own end, ``span - 1`` the page at the frontier, whichever way the band grows.
+A band grows from one end of the buffer, or floats between others. Everything above this file counts
+*depth*: 0 is the page at the band's own end, ``span - 1`` the page at the frontier, whichever way
+the band grows. Between bands, places are byte positions, lower ones and higher ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 import torch
@@ -20,6 +21,9 @@ from .faults import UsageError
 MAX_PAGES = 2**30
 """Lists hold twice the pages, and their positions travel as 32-bit kernel arguments."""
 
+GROWS = ("up", "float", "down")
+"""What ``PoolSpec.grows`` may be, in the order of the buffer."""
+
 Mover = Callable[[torch.Tensor, torch.Tensor], None]
 """``mover(source_pages, target_pages)``: int64 [moves] each, on the arena's device."""
 
@@ -29,7 +33,8 @@ class PoolSpec:
     """One pool of an arena.
 
     ``page_bytes``: bytes of a page envelope, ``page_size``: tokens of a page. ``grows``: "up" from
-    the start of the buffer or "down" from its end. ``virtual_pages``: how many virtual ids there
+    the start of the buffer, "down" from its end, or "float" between other pools, which it makes
+    way for. ``virtual_pages``: how many virtual ids there
     are (1 to this), by default one for every page but the sink. ``mover``: copies pages of an
     engine that owns its tensors, called as ``mover(source_pages, target_pages)`` after the tables
     have changed; after a fault every pair is (0, 0). The two tensors are good until it returns, and
@@ -40,7 +45,7 @@ class PoolSpec:
     name: str
     page_bytes: int
     page_size: int = 1
-    grows: Literal["up", "down"] = "up"
+    grows: Literal["up", "down", "float"] = "up"
     virtual_pages: int | None = None
     mover: Mover | None = None
 
@@ -53,8 +58,8 @@ class PoolSpec:
                 object.__setattr__(self, field, require_count(field, value, minimum=1))
         if self.page_size > MAX_PAGES:
             raise UsageError(f"page_size: at most {MAX_PAGES} tokens, got {self.page_size}")
-        if not isinstance(self.grows, str) or self.grows not in ("up", "down"):
-            raise UsageError(f"grows: expected 'up' or 'down', got {self.grows!r}")
+        if not isinstance(self.grows, str) or self.grows not in GROWS:
+            raise UsageError(f"grows: expected 'up', 'down' or 'float', got {self.grows!r}")
         if self.mover is not None and not callable(self.mover):
             raise UsageError(f"mover: expected a callable, got {self.mover!r}")
 
@@ -75,25 +80,36 @@ def require_count(name: str, value: Any, minimum: int = 0) -> int:
     return int(value)
 
 
+class Growth(NamedTuple):
+    """Fresh pages of a band: ``front_count`` at its frontier, ``back_count`` behind its own end.
+
+    ``front_page``, ``back_page``: the first of each, going away from the band.
+    """
+
+    front_page: int
+    front_count: int
+    back_page: int
+    back_count: int
+
+
 class BandGeometry:
     """The transform between depths, physical pages and bytes for one band.
 
-    ``page = origin + step * depth``. Frontiers between bands are byte positions.
+    ``page = origin + step * depth``. ``floats``: whether the band's own end may move; ``origin``
+    and ``step`` are then those of its present pages, and mean nothing while it has none.
+    ``first_page``: the first page above the sinks. ``rank``: bands of a lower one lie lower.
     """
 
-    __slots__ = ("_near_byte", "far_byte", "num_pages", "origin", "page_bytes", "step")
+    __slots__ = ("first_page", "floats", "num_pages", "origin", "page_bytes", "rank", "step")
 
     def __init__(self, spec: PoolSpec, total_bytes: int, sink_bytes: int) -> None:
         self.page_bytes = spec.page_bytes
         self.num_pages = total_bytes // spec.page_bytes
-        if spec.grows == "up":
-            self.step = 1
-            self.origin = -(-sink_bytes // spec.page_bytes)
-            self._near_byte, self.far_byte = sink_bytes, total_bytes
-        else:
-            self.step = -1
-            self.origin = self.num_pages - 1
-            self._near_byte, self.far_byte = total_bytes, sink_bytes
+        self.first_page = -(-sink_bytes // spec.page_bytes)
+        self.floats = spec.grows == "float"
+        self.rank = GROWS.index(spec.grows)
+        self.step = -1 if spec.grows == "down" else 1
+        self.origin = self.num_pages - 1 if spec.grows == "down" else self.first_page
 
     @overload
     def page(self, depth: int) -> int: ...
@@ -128,29 +144,95 @@ class BandGeometry:
         else:
             np.subtract(self.origin, depths, out=out)
 
-    def frontier_byte(self, span_pages: int) -> int:
-        """Where a band of ``span_pages`` ends; an empty band takes no room at all."""
-        if span_pages == 0:
-            return self._near_byte
-        first_beyond = self.origin + self.step * span_pages
-        return (first_beyond if self.step == 1 else first_beyond + 1) * self.page_bytes
+    def edges(self, span: int) -> tuple[int, int]:
+        """The lower and the upper end, in bytes, of a band of ``span`` pages, one at least."""
+        low = min(self.origin, self.origin + self.step * (span - 1))
+        return low * self.page_bytes, (low + span) * self.page_bytes
 
-    def span_within(self, limit_byte: int) -> int:
-        """The longest span in pages that stays on this band's side of ``limit_byte``."""
+    def pages_between(self, low_byte: int, high_byte: int) -> int:
+        """Whole pages of this band's grid between two places."""
+        return max(0, high_byte // self.page_bytes - -(-low_byte // self.page_bytes))
+
+    def end_above(self, low_byte: int, pages: int) -> int:
+        """Where ``pages`` end that start as low as they can above ``low_byte``."""
+        return (-(-low_byte // self.page_bytes) + pages) * self.page_bytes
+
+    def start_below(self, high_byte: int, pages: int) -> int:
+        """Where ``pages`` start that end as high as they can below ``high_byte``."""
+        return (high_byte // self.page_bytes - pages) * self.page_bytes
+
+    def depth_window(self, low_byte: int, high_byte: int) -> tuple[int, int]:
+        """The whole pages between two places, as a range of depths."""
+        low, high = -(-low_byte // self.page_bytes), high_byte // self.page_bytes - 1
+        first, last = sorted((self.depth(low), self.depth(high)))
+        return first, last + 1
+
+    def growth(
+        self, span: int, page_count: int, low_byte: int, high_byte: int, low_first: bool
+    ) -> Growth:
+        """Where a band of ``span`` pages takes ``page_count`` more, between two places.
+
+        A band at an end takes all at its frontier. One that floats takes them on the roomier side
+        while that has some, or with ``low_first`` on the lower one; the first of an empty one lie
+        in the middle, or with ``low_first`` at the lower end. ``settle`` puts them into effect.
+        """
+        if not self.floats:
+            return Growth(self.page(span), page_count, 0, 0)
+        low, high = -(-low_byte // self.page_bytes), high_byte // self.page_bytes
+        if span == 0:
+            first = low if low_first else low + (high - low - page_count) // 2
+            return Growth(first, page_count, 0, 0)
+        bottom = min(self.origin, self.page(span - 1))
+        below, above = bottom - low, high - (bottom + span)
+        if low_first or below > above:
+            lower = min(page_count, below)
+        else:
+            lower = page_count - min(page_count, above)
+        upper = page_count - lower
         if self.step == 1:
-            return max(0, limit_byte // self.page_bytes - self.origin)
-        return max(0, self.num_pages - -(-limit_byte // self.page_bytes))
+            return Growth(bottom + span, upper, bottom - 1, lower)
+        return Growth(bottom - 1, lower, bottom + span, upper)
+
+    @property
+    def fresh_step(self) -> int:
+        """From one page to the next where an empty band takes its first ones."""
+        return 1 if self.floats else self.step
+
+    def settle(self, span: int, growth: Growth) -> None:
+        """Depth 0 follows the pages of ``growth`` that a band of ``span`` pages has taken."""
+        if self.floats and span == 0:
+            self.origin, self.step = growth.front_page, 1
+        self.advance(-growth.back_count)
+
+    def advance(self, pages: int) -> None:
+        """Move depth 0 by ``pages``, towards the frontier or away from it."""
+        self.origin += self.step * pages
+
+    def face(self, span: int, packs_low: bool) -> None:
+        """Turn a floating band of ``span`` pages so that packing takes it to that side."""
+        if self.floats and span and packs_low != (self.step == 1):
+            self.origin = self.page(span - 1)
+            self.step = -self.step
+
+    def cover(self, pages: Words) -> int:
+        """The span that holds all of ``pages``; the own end of a floating band follows."""
+        if not pages.size:
+            return 0
+        if self.floats:
+            self.origin, self.step = int(pages.min()), 1
+        return 1 + int(self.depth(pages).max())
 
 
 def place_bands(specs: Sequence[PoolSpec], total_bytes: int) -> list[BandGeometry]:
     """The geometry of every pool of a buffer of ``total_bytes``; all pools anchored at byte 0.
 
-    The sinks of all pools share the first ``max(page_bytes)`` bytes. Raises UsageError if the pools
-    do not take different ends, or if one of them could not hold a single page.
+    The sinks of all pools share the first ``max(page_bytes)`` bytes. Raises UsageError if two pools
+    take one end, or if one of them could not hold a single page.
     """
-    if len({spec.grows for spec in specs}) != len(specs):
+    ends = [spec.grows for spec in specs if spec.grows != "float"]
+    if len(set(ends)) != len(ends):
         grows = ", ".join(f"{spec.name!r} grows {spec.grows}" for spec in specs)
-        raise UsageError(f"pools: two pools take the two ends, got {grows}")
+        raise UsageError(f"pools: each end takes one pool, got {grows}")
     sink_bytes = max(spec.page_bytes for spec in specs)
     bands = [BandGeometry(spec, total_bytes, sink_bytes) for spec in specs]
     for spec, band in zip(specs, bands, strict=True):
@@ -159,7 +241,7 @@ def place_bands(specs: Sequence[PoolSpec], total_bytes: int) -> list[BandGeometr
                 f"pool {spec.name!r}: at most {MAX_PAGES} pages and ids, got {band.num_pages} "
                 f"pages and virtual_pages={spec.virtual_pages}"
             )
-        if band.span_within(band.far_byte) < 1:
+        if band.first_page >= band.num_pages:
             raise UsageError(
                 f"total_bytes: {total_bytes} is too small for pool {spec.name!r}: a sink of "
                 f"{sink_bytes} bytes and one page of {spec.page_bytes} bytes"

@@ -29,16 +29,16 @@ class PageSet:
     """Physical pages on the device that the host has yet to see.
 
     ``pages``: int64 [count] on the device: page ids, or token ids of ``page_size`` tokens a page.
-    ``depths``: distinct and ascending, once a snapshot has brought them; None before.
+    ``seen``: the distinct page ids, once a snapshot has brought them; None before.
     """
 
-    __slots__ = ("count", "depths", "page_size", "pages")
+    __slots__ = ("count", "page_size", "pages", "seen")
 
     def __init__(self, pages: Operand, count: int, page_size: int = 1) -> None:
         self.pages = pages
         self.count = count
         self.page_size = page_size
-        self.depths: Words | None = None
+        self.seen: Words | None = None
 
 
 class Forward(NamedTuple):

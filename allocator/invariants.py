@@ -119,8 +119,7 @@ def byte_map(bands: Sequence[Band], total_bytes: int) -> list[tuple[str, int, in
             page_bytes = band.spec.page_bytes
             name = f"band of {band.spec.name!r}"
             parts.append((name, ends[0] * page_bytes, (ends[1] + 1) * page_bytes))
-    starts_at_end = [band for band in bands if band.geometry.frontier_byte(0) == total_bytes]
-    top = (starts_at_end or bands)[0]
+    top = sorted(bands, key=lambda band: band.geometry.rank)[-1]
     # While the top pool is empty the other one may grow over what the top grid leaves.
     tail = max(top.geometry.num_pages * top.spec.page_bytes, max(end for _, _, end in parts))
     parts.append(("tail", tail, total_bytes))
@@ -149,21 +148,23 @@ def byte_violations(bands: Sequence[Band], total_bytes: int) -> list[str]:
     return found
 
 
-def capacity_violations(bands: Sequence[Band], capacity: Capacity) -> list[str]:
+def capacity_violations(capacity: Capacity, total_bytes: int) -> list[str]:
     """What can be allocated follows from the live pages of the tables alone.
 
-    Checked for pools whose neighbours may all be packed.
+    Checked while nothing has to stay where it is.
     """
-    packed = {
-        band.index: band.geometry.frontier_byte(int((_tables(band)[1] > 0).sum())) for band in bands
-    }
+    if not capacity.all_may_pack():
+        return []
+    chain = capacity.chain
+    live = [int((_tables(band)[1] > 0).sum()) for band in chain]
     found = []
-    for band in bands:
-        facing = [other for other in bands if other is not band]
-        if not capacity.may_pack([*facing, band]):
-            continue
-        edges = [packed[other.index] for other in facing] or [band.geometry.far_byte]
-        room = band.geometry.span_within(edges[0]) - int((_tables(band)[1] > 0).sum())
+    for place, band in enumerate(chain):
+        low, high = max(each.spec.page_bytes for each in chain), total_bytes
+        for other, count in zip(chain[:place], live[:place], strict=True):
+            low = other.geometry.end_above(low, count) if count else low
+        for other, count in reversed(list(zip(chain, live, strict=True))[place + 1 :]):
+            high = other.geometry.start_below(high, count) if count else high
+        room = high // band.spec.page_bytes - -(-low // band.spec.page_bytes) - live[place]
         expected = max(0, min(band.ids.count, room))
         if capacity.available(band) != expected:
             found.append(
@@ -192,7 +193,7 @@ def all_violations(
     ]
     found += [f"bytes are disjoint: {text}" for text in byte_violations(bands, total_bytes)]
     if capacity is not None:
-        found += [f"capacity: {text}" for text in capacity_violations(bands, capacity)]
+        found += [f"capacity: {text}" for text in capacity_violations(capacity, total_bytes)]
     return found
 
 

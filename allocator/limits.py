@@ -9,7 +9,7 @@ from kvdefrag.kernels.launch import Words
 from .band import Band
 from .faults import UsageError
 from .geometry import require_count
-from .plan import moves_to_reach
+from .plan import MovePlan, moves_to_reach, plan_floating, plan_moves, plan_withdrawal
 
 
 class FlushResult(NamedTuple):
@@ -28,31 +28,45 @@ class FlushResult(NamedTuple):
     stopped_by: str = ""
 
 
+class Sight(NamedTuple):
+    """What a plan has to go by, in ascending depths; the arguments of ``plan_moves``.
+
+    ``kept``: pages that are neither live nor to be used. ``stop_depth``: no live page there or
+    below moves. ``sources_stay``: vacated pages stay in the band for now.
+    """
+
+    holes: Words
+    kept: Words
+    stop_depth: int
+    sources_stay: bool
+
+
 class MoveLimit(Protocol):
-    """How many moves a flush may make; ``urgent``: the stream may wait for forwards in flight."""
+    """How far a flush may go.
+
+    ``urgent``: the stream may wait for forwards in flight. ``shifts``: also a band without a hole
+    may have to move.
+    """
 
     urgent: bool
+    shifts: bool
 
-    def moves(self, band: Band, holes: Words) -> int | None:
-        """Moves left for ``band`` with these sorted hole depths; None: no limit."""
-
-    def charge(self, band: Band, moves: int) -> None:
-        """Take ``moves`` pages of ``band`` off what is left."""
+    def plan(self, band: Band, sight: Sight) -> MovePlan:
+        """The moves for ``band``, charged at once to what is left."""
 
 
-class Unlimited:
+class Packing:
     """Pack fully."""
 
     __slots__ = ("urgent",)
+    shifts = False
 
     def __init__(self, urgent: bool) -> None:
         self.urgent = urgent
 
-    def moves(self, band: Band, holes: Words) -> None:
+    def plan(self, band: Band, sight: Sight) -> MovePlan:
         """No limit."""
-
-    def charge(self, band: Band, moves: int) -> None:
-        """Nothing to take off."""
+        return plan_within(band, sight, None)
 
 
 class Budget:
@@ -60,44 +74,53 @@ class Budget:
 
     __slots__ = ("_bytes", "_moves")
     urgent = False
+    shifts = False
 
     def __init__(self, max_moves: int | None, max_bytes: int | None) -> None:
         self._moves = max_moves
         self._bytes = max_bytes
 
-    def moves(self, band: Band, holes: Words) -> int:
-        """The moves left for ``band``."""
+    def plan(self, band: Band, sight: Sight) -> MovePlan:
+        """At most the moves that are left."""
         limits = [] if self._moves is None else [self._moves]
         if self._bytes is not None:
             limits.append(self._bytes // band.spec.page_bytes)
-        return min(limits)
-
-    def charge(self, band: Band, moves: int) -> None:
-        """Take ``moves`` pages of ``band`` off what is left."""
+        plan = plan_within(band, sight, min(limits))
         if self._moves is not None:
-            self._moves -= moves
+            self._moves -= plan.sources.size
         if self._bytes is not None:
-            self._bytes -= moves * band.spec.page_bytes
+            self._bytes -= plan.sources.size * band.spec.page_bytes
+        return plan
 
 
 class Need:
-    """Pack only until the bands are no longer than ``span_limits``, in pages by pool name."""
+    """Withdraw only as far as others need: between two places, in bytes by pool index.
 
-    __slots__ = ("_span_limits",)
+    Nothing in such a band has to stay where it is.
+    """
+
+    __slots__ = ("_windows",)
     urgent = True
+    shifts = True
 
-    def __init__(self, span_limits: dict[str, int]) -> None:
-        self._span_limits = span_limits
+    def __init__(self, windows: dict[int, tuple[int, int]]) -> None:
+        self._windows = windows
 
-    def moves(self, band: Band, holes: Words) -> int:
-        """Moves that free what is asked of ``band``."""
-        return moves_to_reach(holes, band.span, self._span_limits[band.spec.name])
+    def plan(self, band: Band, sight: Sight) -> MovePlan:
+        """The moves that clear what lies outside."""
+        first, end = band.geometry.depth_window(*self._windows[band.index])
+        if band.geometry.floats:
+            return plan_withdrawal(sight.holes, band.span, first, end)
+        return plan_within(band, sight, moves_to_reach(sight.holes, band.span, end))
 
-    def charge(self, band: Band, moves: int) -> None:
-        """Nothing to take off: every band has its own limit."""
+
+def plan_within(band: Band, sight: Sight, move_limit: int | None) -> MovePlan:
+    """The walk with at most ``move_limit`` moves."""
+    plan = plan_floating if band.geometry.floats else plan_moves
+    return plan(sight.holes, band.span, move_limit, *sight[1:])
 
 
-_IDLE, _URGENT = Unlimited(urgent=False), Unlimited(urgent=True)
+_IDLE, _URGENT = Packing(urgent=False), Packing(urgent=True)
 
 
 def flush_limit(urgent: bool, max_moves: int | None, max_bytes: int | None) -> MoveLimit:

@@ -29,7 +29,8 @@ class MovePlan(NamedTuple):
     ``sources[i]``, topmost first, moves to ``targets[i]``, lowest first. ``remaining``: the holes
     still inside the band afterwards, lowest first. ``span_after``: the band's span then.
     ``absorbed``: holes that became free space without a move. ``cut_by``: what cut the walk short,
-    "limit", "stop" or "" for nothing.
+    "limit", "stop" or "" for nothing. ``first_after``: the depth at which the band then starts; not
+    0 only for one whose own end may move.
     """
 
     sources: Depths
@@ -38,6 +39,7 @@ class MovePlan(NamedTuple):
     span_after: int
     absorbed: int
     cut_by: str
+    first_after: int = 0
 
 
 def plan_moves(
@@ -82,6 +84,63 @@ def plan_moves(
         hole_count - absorbed_from,
         cut_by,
     )
+
+
+def plan_floating(
+    holes: Depths,
+    span: int,
+    move_limit: int | None = None,
+    kept: Depths = _NONE,
+    stop_depth: int = -1,
+    sources_stay: bool = False,
+) -> MovePlan:
+    """``plan_moves`` for a band whose own end may move: the holes there are absorbed as well."""
+    leading = int(np.count_nonzero(holes == np.arange(holes.size)))
+    if leading == 0:
+        return plan_moves(holes, span, move_limit, kept, stop_depth, sources_stay)
+    plan = plan_moves(
+        holes[leading:] - leading, span - leading, move_limit, kept - leading,
+        max(-1, stop_depth - leading), sources_stay,
+    )  # fmt: skip
+    return MovePlan(
+        plan.sources + leading,
+        plan.targets + leading,
+        plan.remaining + leading,
+        plan.span_after + leading,
+        plan.absorbed + leading,
+        plan.cut_by,
+        leading,
+    )
+
+
+def plan_withdrawal(holes: Depths, span: int, first: int, end: int) -> MovePlan:
+    """Take a floating band of ``span`` pages, with sorted ``holes``, into depths ``first:end``.
+
+    That range may begin below 0 and end behind the span, and has a place for every live page. What
+    moves is what lies outside: into holes first, then into pages next to the band. Time is linear
+    in the span.
+    """
+    is_live = np.ones(span, np.bool_)
+    is_live[holes] = False
+    inner_first, inner_end = min(max(first, 0), span), max(min(end, span), 0)
+    outside = is_live.copy()
+    outside[inner_first:inner_end] = False
+    sources = outside.nonzero()[0][::-1]
+    inner = holes[holes.searchsorted(inner_first) : holes.searchsorted(inner_end)]
+    behind = np.arange(max(span, first), end)
+    before = np.arange(min(0, end) - 1, first - 1, -1)
+    targets = np.concatenate((inner, behind, before))[: sources.size]
+    live = np.concatenate((inner_first + is_live[inner_first:inner_end].nonzero()[0], targets))
+    first_after, span_after = (int(live.min()), int(live.max()) + 1) if live.size else (0, 0)
+    remaining = inner[sources.size :]
+    remaining = remaining[remaining.searchsorted(first_after) : remaining.searchsorted(span_after)]
+    # Depths that were free space before and lie between the band's new ends are holes now.
+    fresh = np.concatenate((behind, before))[max(0, sources.size - inner.size) :]
+    fresh = fresh[(fresh >= first_after) & (fresh < span_after)]
+    if fresh.size:
+        remaining = np.sort(np.concatenate((remaining, fresh)))
+    absorbed = holes.size - min(inner.size, sources.size) - int(np.isin(remaining, holes).sum())
+    return MovePlan(sources, targets, remaining, span_after, absorbed, "", first_after)
 
 
 def moves_to_reach(holes: Depths, span: int, span_limit: int) -> int:

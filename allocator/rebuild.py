@@ -69,17 +69,16 @@ def _keep_free(
     page_set: PageSet, band: Band, backend: Backend, is_free: npt.NDArray[np.bool_]
 ) -> None:
     """Take the pages of ``page_set`` out of ``is_free``, and those that are not in it out of it."""
-    depths = page_set.depths
-    if depths is None:
-        depths = np.unique(band.geometry.depth(host_words(page_set.pages)))
+    pages = host_words(page_set.pages) if page_set.seen is None else page_set.seen
+    depths = np.unique(band.geometry.depth(pages))
     depths = depths[(depths >= 0) & (depths < band.span)]
     depths = depths[is_free[depths]]
     is_free[depths] = False
+    page_set.seen = band.geometry.page(depths)
     if depths.size != page_set.count:
         device = band.table.virtual_to_physical.device
-        pages = torch.from_numpy(band.geometry.page(depths)).to(device)
-        page_set.pages, page_set.count = backend.operand(pages), depths.size
-    page_set.depths = depths
+        page_set.pages = backend.operand(torch.from_numpy(page_set.seen).to(device))
+        page_set.count = depths.size
 
 
 def host_words(operand: Operand) -> Words:

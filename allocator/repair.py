@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from kvdefrag.kernels.backend import Backend
@@ -111,9 +112,7 @@ def _repair_band(band: Band, backend: Backend, aside: Handle) -> PoolRepair:
 def _sound_ids(band: Band, v2p: Words, p2v: Words) -> Words:
     """The ids that own a page of the band's reach, with no other claim on either."""
     ids = 1 + np.flatnonzero(v2p[1:] != -1)
-    depths = band.geometry.depth(v2p[ids])
-    reach = band.geometry.span_within(band.geometry.far_byte)
-    ids = ids[(depths >= 0) & (depths < reach)]
+    ids = ids[_within_reach(band, v2p[ids])]
     pages = v2p[ids]
     owners = p2v[1:]
     owners = owners[(owners >= 1) & (owners < v2p.size)]
@@ -146,29 +145,32 @@ def _set_aside(
     ids = sorted(virtual_id for virtual_id in named if 1 <= virtual_id <= band.ids.capacity)
     band.ids.set_aside = sorted({*band.ids.set_aside, *ids})
     pages = np.array([entry.page for entry in ambiguous], dtype=np.int64)
-    depths = band.geometry.depth(pages)
-    reach = band.geometry.span_within(band.geometry.far_byte)
-    depths = np.sort(depths[(depths >= 0) & (depths < reach)])
-    if depths.size:
+    pages = pages[_within_reach(band, pages)]
+    if pages.size:
         device = band.table.virtual_to_physical.device
-        kept = torch.from_numpy(band.geometry.page(depths)).to(device)
-        page_set = PageSet(backend.operand(kept), depths.size)
-        page_set.depths = depths
+        page_set = PageSet(backend.operand(torch.from_numpy(pages).to(device)), pages.size)
+        page_set.seen = pages
         band.hazards.pending.insert(0, Pending(page_set, [], [aside]))
 
 
 def _set_frontier(band: Band, p2v: Words) -> None:
     """The band ends behind its topmost live or pending page; ids up to the last used are known."""
-    tops = [-1, *band.geometry.depth(np.flatnonzero(p2v > 0)).tolist()]
+    kept = [np.flatnonzero(p2v > 0)]
     for pending in band.hazards.pending:
-        depths = pending.page_set.depths
-        if depths is None:
-            depths = band.geometry.depth(host_words(pending.page_set.pages))
-            depths = depths[(depths >= 0) & (depths < band.span)]
-        tops += depths.tolist()
-    band.span = 1 + max(tops)
+        page_set = pending.page_set
+        pages = host_words(page_set.pages) if page_set.seen is None else page_set.seen
+        kept.append(pages[_within_reach(band, pages)])
+    band.span = band.geometry.cover(np.concatenate(kept))
     last_id = max([0, *p2v.tolist(), *band.ids.set_aside])
     band.ids.next_fresh = max(band.ids.next_fresh, last_id + 1)
+
+
+def _within_reach(band: Band, pages: Words) -> npt.NDArray[np.bool_]:
+    """Which of ``pages`` lie on the band's grid, above the sinks."""
+    reach: npt.NDArray[np.bool_] = (pages >= band.geometry.first_page) & (
+        pages < band.geometry.num_pages
+    )
+    return reach
 
 
 def _give_back(bands: Sequence[Band], backend: Backend, aside: Handle) -> None:

@@ -38,7 +38,7 @@ def unread_sets(band: Band, forwards: Sequence[Forward]) -> list[PageSet]:
     page_sets = [pending.page_set for pending in hazards.pending]
     page_sets += [lease.page_set for lease in hazards.leases]
     page_sets += _written_sets(band, forwards)
-    return [page_set for page_set in page_sets if page_set.depths is None]
+    return [page_set for page_set in page_sets if page_set.seen is None]
 
 
 def take_over(band: Band, unread: Sequence[PageSet], found: Iterator[Words]) -> None:
@@ -52,7 +52,7 @@ def take_over(band: Band, unread: Sequence[PageSet], found: Iterator[Words]) -> 
         pages = next(found)
         if id(page_set) in leased and not np.all(pages > 0):
             refused.append(int(np.argmin(pages > 0)))
-        page_set.depths = np.unique(band.geometry.depth(pages // page_set.page_size))
+        page_set.seen = np.unique(pages // page_set.page_size)
     if refused:
         raise UsageError(
             f"virtual_ids[{refused[0]}]: a lease of pool {band.spec.name!r} names an id that was "
@@ -74,16 +74,16 @@ def survey(
         _check_list(band, holes)
         return Survey(holes)
     if ready:
-        holes = np.concatenate((holes, *(_depths(pending.page_set) for pending in ready)))
+        holes = np.concatenate((holes, *(in_band(band, each.page_set) for each in ready)))
         holes.sort()
     _check_list(band, holes)
-    kept = [_in_band(band, each.page_set) for each in hazards.pending if each not in ready]
+    kept = [in_band(band, each.page_set) for each in hazards.pending if each not in ready]
     stop_depth, stop_reason = -1, ""
     for lease in hazards.leases:
-        leased = _in_band(band, lease.page_set)
+        leased = in_band(band, lease.page_set)
         if leased.size and leased[-1] > stop_depth:
             stop_depth, stop_reason = int(leased[-1]), "lease"
-    written = [_in_band(band, page_set) for page_set in _written_sets(band, forwards)]
+    written = [in_band(band, page_set) for page_set in _written_sets(band, forwards)]
     passed_over = False
     if written:
         writes = np.unique(np.concatenate(written))
@@ -117,12 +117,8 @@ def _written_sets(band: Band, forwards: Sequence[Forward]) -> list[PageSet]:
     return [page_set for forward in forwards for page_set in forward.written.get(band.index, ())]
 
 
-def _depths(page_set: PageSet) -> Words:
-    assert page_set.depths is not None
-    return page_set.depths
-
-
-def _in_band(band: Band, page_set: PageSet) -> Words:
-    """The depths of ``page_set`` without the sink and voids."""
-    depths = _depths(page_set)
+def in_band(band: Band, page_set: PageSet) -> Words:
+    """The depths of ``page_set``, ascending, without the sink, voids and what the band has left."""
+    assert page_set.seen is not None
+    depths = band.geometry.sort_into_depths(page_set.seen.copy())
     return depths[depths.searchsorted(0) : depths.searchsorted(band.span)]

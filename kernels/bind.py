@@ -29,10 +29,11 @@ from .refuse import bind_refusing_host, unbind_refusing_host
 
 
 class Take(NamedTuple):
-    """Which entries one ``bind`` takes: list slots first, then an arithmetic run.
+    """Which entries one ``bind`` takes: list slots first, then arithmetic runs.
 
     Pages: ``holes[head : head + head_count]``, ``holes[newer : newer + newer_count]``, then
-    ``first_page, first_page + page_step, ...``. Ids: ``free_ids[recycled : recycled +
+    ``first_page, first_page + page_step, ...``, and for the last ``back_count`` pages ``back_page,
+    back_page - page_step, ...``. Ids: ``free_ids[recycled : recycled +
     recycled_count]``, then ``first_id, first_id + 1, ...``. All counts in pages.
     """
 
@@ -46,19 +47,22 @@ class Take(NamedTuple):
     recycled: int
     recycled_count: int
     first_id: int
+    back_page: int = 0
+    back_count: int = 0
 
 
 @jit(
     do_not_specialize=[
         "page_count", "head", "head_count", "newer", "newer_count", "first_page", "page_step",
-        "recycled", "recycled_count", "first_id", "num_pages", "num_ids", "call_tag",
+        "recycled", "recycled_count", "first_id", "back_page", "back_count",
+        "num_pages", "num_ids", "call_tag",
     ],
     do_not_specialize_on_alignment=["v2p", "p2v", "out", "holes", "free_ids", "record"],
 )  # fmt: skip
 def _bind_kernel(
     v2p, p2v, out, holes, free_ids, record,
     page_count, head, head_count, newer, newer_count, first_page, page_step,
-    recycled, recycled_count, first_id, num_pages, num_ids, call_tag,
+    recycled, recycled_count, first_id, back_page, back_count, num_pages, num_ids, call_tag,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     lane = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -67,6 +71,8 @@ def _bind_kernel(
     slot = tl.where(lane < head_count, head + lane, newer + (lane - head_count))
     page = tl.load(holes + slot, mask=live & (lane < listed), other=-1)
     page = tl.where(lane < listed, page, first_page + (lane - listed) * page_step)
+    back = lane - (page_count - back_count)
+    page = tl.where(back < 0, page, back_page - back * page_step)
     virtual = tl.load(free_ids + recycled + lane, mask=live & (lane < recycled_count), other=-1)
     virtual = tl.where(lane < recycled_count, virtual, first_id + (lane - recycled_count))
 
@@ -151,7 +157,8 @@ def bind_host(
     if is_stopped_host(record):
         out[:] = 0
         return out
-    is_run = take.page_count >= FRESH_ROWS and take.head_count + take.newer_count == 0
+    listed = take.head_count + take.newer_count
+    is_run = take.page_count >= FRESH_ROWS and listed + take.back_count == 0
     if is_run and bind_run_host(v2p, p2v, out, take.first_page, take.page_step):
         return out
     pages = _taken_pages(holes, take)
@@ -166,10 +173,12 @@ def _taken_pages(holes: Words, take: Take) -> Words:
         parts.append(holes[take.head : take.head + take.head_count])
     if take.newer_count:
         parts.append(holes[take.newer : take.newer + take.newer_count])
-    fresh = take.page_count - take.head_count - take.newer_count
+    step = take.page_step
+    fresh = take.page_count - take.head_count - take.newer_count - take.back_count
     if fresh:
-        end = take.first_page + fresh * take.page_step
-        parts.append(np.arange(take.first_page, end, take.page_step))
+        parts.append(np.arange(take.first_page, take.first_page + fresh * step, step))
+    if take.back_count:
+        parts.append(np.arange(take.back_page, take.back_page - take.back_count * step, -step))
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 

@@ -22,7 +22,7 @@ def bytes_tensor(count: int, dtype: torch.dtype = torch.uint8, **options: str) -
         ({"page_bytes": 8.0}, "page_bytes: expected an integer, got 8.0"),
         ({"page_size": 0}, "page_size: expected 1 or more, got 0"),
         ({"page_size": True}, "page_size: expected an integer, got True"),
-        ({"grows": "left"}, "grows: expected 'up' or 'down', got 'left'"),
+        ({"grows": "left"}, "grows: expected 'up', 'down' or 'float', got 'left'"),
         ({"virtual_pages": 0}, "virtual_pages: expected 1 or more, got 0"),
         ({"mover": 7}, "mover: expected a callable, got 7"),
     ],
