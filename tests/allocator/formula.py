@@ -21,27 +21,42 @@ class Layout(NamedTuple):
     def ids(self, spec: PoolSpec) -> int:
         return spec.virtual_pages or self.total_bytes // spec.page_bytes - 1
 
-    def edges(self, counts: Mapping[str, int]) -> tuple[int, int]:
-        """Where ``counts``, pages by pool name, end when packed: from below and from above."""
+    @property
+    def chain(self) -> list[PoolSpec]:
+        """The pools in the order of the buffer."""
+        return sorted(self.specs, key=lambda spec: ("up", "float", "down").index(spec.grows))
+
+    def edges(self, name: str, counts: Mapping[str, int]) -> tuple[int, int]:
+        """What ``counts``, pages by pool name, leave ``name``, the others packed away from it."""
+        names = [spec.name for spec in self.chain]
+        place = names.index(name)
         low, high = self.sink_bytes, self.total_bytes
-        for spec in self.specs:
-            count = counts.get(spec.name, 0)
-            if count and spec.grows == "up":
-                low = (ceil(low, spec.page_bytes) + count) * spec.page_bytes
-            elif count:
-                high = (high // spec.page_bytes - count) * spec.page_bytes
+        for spec in self.chain[:place]:
+            if counts.get(spec.name):
+                low = (ceil(low, spec.page_bytes) + counts[spec.name]) * spec.page_bytes
+        for spec in reversed(self.chain[place + 1 :]):
+            if counts.get(spec.name):
+                high = (high // spec.page_bytes - counts[spec.name]) * spec.page_bytes
         return low, high
 
     def available(self, name: str, live: Mapping[str, int]) -> int:
         spec = next(spec for spec in self.specs if spec.name == name)
-        low, high = self.edges({other: count for other, count in live.items() if other != name})
+        low, high = self.edges(name, live)
         room = high // spec.page_bytes - ceil(low, spec.page_bytes) - live[name]
         return max(0, min(self.ids(spec) - live[name], room))
 
     def fits(self, live: Mapping[str, int], asked: Mapping[str, int]) -> bool:
         counts = {name: count + asked.get(name, 0) for name, count in live.items()}
-        low, high = self.edges(counts)
-        return low <= high and all(counts[spec.name] <= self.ids(spec) for spec in self.specs)
+        low = self.sink_bytes
+        for spec in self.chain:
+            if counts[spec.name] > self.ids(spec):
+                return False
+            if counts[spec.name] and spec.grows != "down":
+                low = (ceil(low, spec.page_bytes) + counts[spec.name]) * spec.page_bytes
+            elif counts[spec.name]:
+                start = self.total_bytes // spec.page_bytes - counts[spec.name]
+                return low <= start * spec.page_bytes
+        return low <= self.total_bytes
 
 
 def ceil(dividend: int, divisor: int) -> int:
@@ -49,9 +64,12 @@ def ceil(dividend: int, divisor: int) -> int:
 
 
 @st.composite
-def layouts(draw: st.DrawFn, most_pages: int = 40) -> Layout:
-    """One pool, or two in either order; odd page sizes, odd totals, sometimes few ids."""
-    ends = draw(st.sampled_from([("up",), ("down",), ("up", "down"), ("down", "up")]))
+def layouts(draw: st.DrawFn, most_pages: int = 40, floats: bool = False) -> Layout:
+    """One pool or two, or a chain with ``floats``, in any order; odd sizes, sometimes few ids."""
+    ends = st.sampled_from([("up",), ("down",), ("up", "down"), ("down", "up")])
+    if floats:
+        chains = [("float",), ("up", "float"), ("float", "down"), ("float", "down", "float", "up")]
+        ends = st.sampled_from(chains) | st.permutations(["up", "float", "down"]).map(tuple)
     specs = tuple(
         PoolSpec(
             name,
@@ -60,7 +78,7 @@ def layouts(draw: st.DrawFn, most_pages: int = 40) -> Layout:
             grows=grows,
             virtual_pages=draw(st.none() | st.integers(most_pages // 4, most_pages)),
         )
-        for name, grows in zip(("first", "second"), ends, strict=False)
+        for name, grows in zip(("first", "second", "third", "fourth"), draw(ends), strict=False)
     )
     sizes = [spec.page_bytes for spec in specs]
     most_bytes = most_pages * (min(sizes) + max(sizes)) // 2

@@ -35,10 +35,10 @@ def test_pool_spec(options, message):
 @pytest.mark.parametrize(
     ("pools", "message"),
     [
-        ([], "pools: expected one or two pools, got 0"),
-        ([UP, DOWN, PoolSpec("c", 8)], "pools: expected one or two pools, got 3"),
+        ([], "pools: expected 1 to 16 pools, got 0"),
+        ([UP, DOWN, PoolSpec("c", 8)], "pools: each end takes one pool, got .*'c' grows up"),
         ([UP, PoolSpec("a", 8, grows="down")], r"pools: expected distinct names, got \['a', 'a'\]"),
-        ([UP, PoolSpec("c", 8)], "pools: two pools take the two ends, got 'a' grows up, 'c' grows"),
+        ([UP, PoolSpec("c", 8)], "pools: each end takes one pool, got 'a' grows up, 'c' grows"),
         (["a"], r"pools: expected a list of PoolSpec, got \['a'\]"),
         (UP, "pools: expected a list of PoolSpec, got PoolSpec"),
     ],

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kvdefrag import Arena, OutOfPages, PoolSpec
 from kvdefrag.allocator.invariants import byte_map
+from kvdefrag.allocator.testing import stamp_pages, wrong_pages
 
 from .formula import Layout, layouts
 from .rig import Rig, by_backend, examples, state_of
@@ -55,7 +56,7 @@ class Walk:
         if asked <= available:
             v2p, kept = self.arena[name].virtual_to_physical, list(self.live[name])
             pages = v2p[kept].tolist()
-            self.live[name] += self.arena[name].alloc(asked).tolist()
+            self.got(name, self.arena[name].alloc(asked))
             assert v2p[kept].tolist() == pages  # an own move never helps
             return
         with pytest.raises(OutOfPages) as raised:
@@ -76,22 +77,28 @@ class Walk:
         if fits:
             for name, ids in self.arena.alloc_many(asked).items():
                 assert len(ids) == asked[name]
-                self.live[name] += ids.tolist()
+                self.got(name, ids)
             return
         with pytest.raises(OutOfPages):
             self.arena.alloc_many(asked)
         assert state_of(self.arena) == before
 
+    def got(self, name: str, ids: torch.Tensor) -> None:
+        stamp_pages(self.arena[name], ids)
+        self.live[name] += ids.tolist()
+
     def verify(self) -> None:
         for name, pool in self.arena.pools.items():
+            assert wrong_pages(pool, torch.tensor(self.live[name], dtype=torch.int64)) == []
             assert pool.available() == self.layout.available(name, self.counts)
             assert pool.live_pages == len(self.live[name])
         self.arena.check(deep=True)
 
 
-def test_granted_exactly_where_the_formula_says(backend):  # also reported fault 5
+@pytest.mark.parametrize("floats", [False, True], ids=["ends", "chain"])
+def test_granted_exactly_where_the_formula_says(backend, floats):  # also reported fault 5
     @examples(backend, host=150, triton=4)
-    @given(layouts(by_backend(backend, 40, 12)), st.integers(0, 2**32))
+    @given(layouts(by_backend(backend, 40, 12), floats), st.integers(0, 2**32))
     def check(layout: Layout, seed: int) -> None:
         walk = Walk(backend, layout, seed)
         for _ in range(by_backend(backend, 40, 10)):
@@ -159,10 +166,13 @@ def test_survivors_of_three_quarters_freed_take_one_block(backend, grows):  # fa
     assert rig.pool.available() == 3072
 
 
-def test_every_byte_is_accounted_for(backend):  # fault 13
-    specs = (PoolSpec("a", 24), PoolSpec("b", 56, grows="down"))
+CHAIN = PoolSpec("a", 24), PoolSpec("c", 17, grows="float"), PoolSpec("b", 56, grows="down")
+
+
+@pytest.mark.parametrize("specs", [(CHAIN[0], CHAIN[2]), CHAIN], ids=["ends", "chain"])
+def test_every_byte_is_accounted_for(backend, specs):  # fault 13
     walk = Walk(backend, Layout(1000, specs), seed=13)
-    bands = [walk.arena[name]._band for name in "ab"]
+    bands = [pool._band for pool in walk.arena.pools.values()]
     for number in range(by_backend(backend, 10_000, 60)):
         walk.step()
         parts = byte_map(bands, 1000)
