@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import perf_counter_ns
 
+import numpy as np
 import torch
 
 from kvdefrag.kernels.backend import Backend, Operand
@@ -145,6 +146,10 @@ class Compactor:
                 seen.holes, band.span, move_limit, seen.kept, seen.stop_depth,
                 sources_stay=bool(forwards),
             )  # fmt: skip
+            if seen.passed_over.size:
+                # Neither filled nor absorbed, they are still holes for the next allocation.
+                remaining = np.sort(np.concatenate((plan.remaining, seen.passed_over)))
+                plan = plan._replace(remaining=remaining)
             limit.charge(band, plan.sources.size)
             surveys.append(seen)
             plans.append(plan)
@@ -223,4 +228,4 @@ def _why_stopped(seen: Survey, plan: MovePlan, blocked: bool) -> str:
         if blocked:
             return "blocked"
         return seen.stop_reason if plan.cut_by == "stop" else "budget"
-    return "forward" if seen.passed_over else ""
+    return "forward" if seen.passed_over.size else ""
