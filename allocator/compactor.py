@@ -84,7 +84,8 @@ class Compactor:
         forwards = () if limit.urgent else self._hazards.outstanding()
         surveys, plans = self._plan(busy, forwards, limit)
         if limit.urgent and (any(ready) or any(p.sources.size or p.absorbed for p in plans)):
-            self._hazards.wait(pending for ended in ready for pending in ended)
+            # For pending pages of other pools too, so that nobody waits for a fence twice.
+            self._hazards.wait(each for band in self.bands for each in band.hazards.pending)
         moved = self._move([band for band, _ in busy], plans)
         fences = distinct_fences(forwards)
         sources = {band.index: pages for band, pages, _ in moved}
