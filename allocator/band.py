@@ -124,8 +124,7 @@ class Band:
             holes.listed(page_count)
         ids.listed(page_count)
         self.live -= page_count
-        if holes.count > self.peak_holes:
-            self.peak_holes = holes.count
+        self._note_peak()
 
     def packed(
         self, plan: MovePlan, ready: list[Pending], sources: Operand, fences: list[Fence]
@@ -137,6 +136,7 @@ class Band:
         """
         self.span = plan.span_after
         self.holes.reset(plan.remaining.size)
+        self._note_peak()
         self.hazards.drop(ready)
         count = plan.sources.size
         if fences and count:
@@ -153,6 +153,11 @@ class Band:
             end, count = self.holes.end, pending.page_set.count
             self._backend.assign(self.holes.buffer[end : end + count], pending.page_set.pages)
             self.holes.listed(count)
+        self._note_peak()
+
+    def _note_peak(self) -> None:
+        if self.holes.count > self.peak_holes:
+            self.peak_holes = self.holes.count
 
     def lease(self, pages: PageSet) -> Lease:
         """Pin physical ``pages``."""
