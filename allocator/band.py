@@ -62,6 +62,11 @@ class Band:
         self._record = record
 
     @property
+    def reach(self) -> int:
+        """The longest span that the buffer has room for, in pages."""
+        return self.geometry.span_within(self.geometry.far_byte)
+
+    @property
     def at_rest(self) -> bool:
         """Whether a flush has nothing to do here."""
         return self.holes.head == self.holes.end and not self.hazards.pending
@@ -175,7 +180,7 @@ class Band:
         for pending in self.hazards.pending:
             if handle in pending.leases:
                 pending.leases.remove(handle)
-                if not pending.leases:
+                if not pending.leases and not pending.fences:
                     ended.append(pending)
         self.reclaim(ended)
 
@@ -189,6 +194,6 @@ class Band:
         self.table.clear()
         self.holes.reset(0)
         self.ids.reset(0, 1)
-        self.ids.set_aside = []
+        self.ids.set_aside = {}
         self.hazards.pending = []
         self.live = self.span = self.peak_holes = 0

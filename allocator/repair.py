@@ -15,7 +15,7 @@ from kvdefrag.kernels.launch import Words
 from .band import Band
 from .faults import FaultRecord
 from .hazards import Handle, PageSet, Pending
-from .invariants import all_violations
+from .invariants import all_violations, band_violations
 from .rebuild import host_words, rebuild, write_words
 
 
@@ -91,6 +91,8 @@ def repair(
 
 def _repair_band(band: Band, backend: Backend, aside: Handle) -> PoolRepair:
     before = _counts(band)
+    if not band_violations(band):
+        return PoolRepair(before, before, 0, ())
     v2p = host_words(band.table.virtual_to_physical).copy()
     p2v = host_words(band.table.physical_to_virtual).copy()
     sound = _sound_ids(band, v2p, p2v)
@@ -112,8 +114,7 @@ def _sound_ids(band: Band, v2p: Words, p2v: Words) -> Words:
     """The ids that own a page of the band's reach, with no other claim on either."""
     ids = 1 + np.flatnonzero(v2p[1:] != -1)
     depths = band.geometry.depth(v2p[ids])
-    reach = band.geometry.span_within(band.geometry.far_byte)
-    ids = ids[(depths >= 0) & (depths < reach)]
+    ids = ids[(depths >= 0) & (depths < band.reach)]
     pages = v2p[ids]
     owners = p2v[1:]
     owners = owners[(owners >= 1) & (owners < v2p.size)]
@@ -144,17 +145,20 @@ def _set_aside(
     """Keep ambiguous pages and ids out of use until ``aside`` ends."""
     named = {virtual_id for entry in ambiguous for virtual_id in entry.virtual_ids}
     ids = sorted(virtual_id for virtual_id in named if 1 <= virtual_id <= band.ids.capacity)
-    band.ids.set_aside = sorted({*band.ids.set_aside, *ids})
+    band.ids.set_aside.update(dict.fromkeys(ids, aside))
     pages = np.array([entry.page for entry in ambiguous], dtype=np.int64)
     depths = band.geometry.depth(pages)
-    reach = band.geometry.span_within(band.geometry.far_byte)
-    depths = np.sort(depths[(depths >= 0) & (depths < reach)])
+    depths = np.sort(depths[(depths >= 0) & (depths < band.reach)])
     if depths.size:
         device = band.table.virtual_to_physical.device
         kept = torch.from_numpy(band.geometry.page(depths)).to(device)
         page_set = PageSet(backend.operand(kept), depths.size)
         page_set.depths = depths
-        band.hazards.pending.insert(0, Pending(page_set, [], [aside]))
+        # Whoever may still touch a page that was pending or leased may do so until it ends.
+        hazards = band.hazards
+        fences = {id(fence): fence for each in hazards.pending for fence in each.fences}
+        holders = [aside, *hazards.leases]
+        hazards.pending.insert(0, Pending(page_set, list(fences.values()), holders))
 
 
 def _set_frontier(band: Band, p2v: Words) -> None:
@@ -164,8 +168,7 @@ def _set_frontier(band: Band, p2v: Words) -> None:
         depths = pending.page_set.depths
         if depths is None:
             depths = band.geometry.depth(host_words(pending.page_set.pages))
-            depths = depths[(depths >= 0) & (depths < band.span)]
-        tops += depths.tolist()
+        tops += depths[(depths >= 0) & (depths < band.reach)].tolist()
     band.span = 1 + max(tops)
     last_id = max([0, *p2v.tolist(), *band.ids.set_aside])
     band.ids.next_fresh = max(band.ids.next_fresh, last_id + 1)
@@ -175,11 +178,12 @@ def _give_back(bands: Sequence[Band], backend: Backend, aside: Handle) -> None:
     for band in bands:
         band.end(aside)
         ids = band.ids
-        if ids.set_aside:
-            words = np.array(ids.set_aside, dtype=np.int64)
-            write_words(ids.buffer[ids.recycled :], words, band, backend)
-            ids.listed(words.size)
-            ids.set_aside = []
+        held = [virtual_id for virtual_id, holder in ids.set_aside.items() if holder is aside]
+        words = np.array(held, dtype=np.int64)
+        write_words(ids.buffer[ids.recycled :], words, band, backend)
+        ids.listed(words.size)
+        for virtual_id in held:
+            del ids.set_aside[virtual_id]
 
 
 def _counts(band: Band) -> BandCounts:
