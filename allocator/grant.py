@@ -31,8 +31,11 @@ def make_room(shared: Shared, asked: dict[str, int]) -> None:
     if limits:
         short = [band for band in bands if band.spec.name in limits]
         shared.compactor.flush(short, Need(limits))
-    for band in bands:
-        if asked.get(band.spec.name):
-            waiting = band.hazards.waiting()
-            shared.hazards.wait_for(waiting)
-            band.reclaim(waiting)
+    asking = [band for band in bands if asked.get(band.spec.name)]
+    # Those whose fences are done come first: then perhaps the stream need not wait.
+    for band in asking:
+        band.reclaim(band.hazards.ready())
+    if not capacity.fits_as_is(asked):
+        shared.hazards.wait_for(each for band in asking for each in band.hazards.waiting())
+        for band in asking:
+            band.reclaim(band.hazards.waiting())
