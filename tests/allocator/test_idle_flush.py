@@ -1,4 +1,4 @@
-"""Idle flushes: what a budget buys beside running forwards, why they end, what doing nothing costs."""
+"""Idle flushes: what a budget buys beside forwards, why they end, what doing nothing costs."""
 
 from statistics import median
 from time import perf_counter_ns
