@@ -40,11 +40,13 @@ class BandCounts(NamedTuple):
 class PoolRepair:
     """What a repair did to one pool.
 
+    ``violations``: what the checks found wrong before; nothing is touched in a pool without any.
     ``changed_rows``: rows of the two tables that were rewritten. ``ambiguous``: pages whose owner
     is not certain. They and their ids are unbound and set aside: not handed out before the report
     is released.
     """
 
+    violations: tuple[str, ...]
     before: BandCounts
     after: BandCounts
     changed_rows: int
@@ -61,7 +63,7 @@ class RepairReport:
     @property
     def changed(self) -> bool:
         """Whether anything differs from before."""
-        return any(pool.changed_rows or pool.before != pool.after for pool in self.pools.values())
+        return any(pool.violations for pool in self.pools.values())
 
     def release(self) -> None:
         """Give the pages and ids that were set aside back as free ones, once they are dealt with.
@@ -91,8 +93,9 @@ def repair(
 
 def _repair_band(band: Band, backend: Backend, aside: Handle) -> PoolRepair:
     before = _counts(band)
-    if not band_violations(band):
-        return PoolRepair(before, before, 0, ())
+    violations = tuple(band_violations(band))
+    if not violations:
+        return PoolRepair((), before, before, 0, ())
     v2p = host_words(band.table.virtual_to_physical).copy()
     p2v = host_words(band.table.physical_to_virtual).copy()
     sound = _sound_ids(band, v2p, p2v)
@@ -107,7 +110,7 @@ def _repair_band(band: Band, backend: Backend, aside: Handle) -> PoolRepair:
     _set_aside(band, backend, ambiguous, aside)
     _set_frontier(band, settled_p2v)
     rebuild(band, backend)
-    return PoolRepair(before, _counts(band), int(changed_rows), tuple(ambiguous))
+    return PoolRepair(violations, before, _counts(band), int(changed_rows), tuple(ambiguous))
 
 
 def _sound_ids(band: Band, v2p: Words, p2v: Words) -> Words:

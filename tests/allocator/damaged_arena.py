@@ -19,7 +19,8 @@ POOLS = ("A", "B")
 class Damage(NamedTuple):
     """``inject(band)`` breaks pool "A"; the checker says ``finding``.
 
-    ``doubtful``: ids whose page is not certain afterwards; every other id keeps its page.
+    In ``finding``, {live} and {span} are the right counts, and those with _up and _down the wrong
+    ones. ``doubtful``: ids whose page is not certain afterwards; every other id keeps its page.
     """
 
     inject: Callable[[Band], None]
@@ -96,18 +97,20 @@ DAMAGES = {
     "huge hole": Damage(entry("holes", 0, 2**62), f"page {2**62} is in the hole list but outside"),
     "sink in the hole list": Damage(entry("holes", 0, 0), "0 is in the hole list"),
     "negative hole": Damage(entry("holes", 0, -1), "-1 is in the hole list"),
-    "live id in the free ids": Damage(
-        entry("ids", 0, 5), "id 5 is live but in the free id list"
-    ),
+    "live id in the free ids": Damage(entry("ids", 0, 5), "id 5 is live but in the free id list"),
     "duplicate free id": Damage(entry("ids", 0, 9), "9 is twice in the free id list"),
     "fresh id in the free ids": Damage(
         entry("ids", 0, 20), "id 20 is in the free id list but was never handed out"
     ),
     "negative free id": Damage(entry("ids", 0, -1), "-1 is in the free id list"),
-    "live counter": Damage(drift("live", 1), "the live counter says 10, the tables say 9"),
-    "live counter low": Damage(drift("live", -2), "the live counter says 7, the tables say 9"),
-    "span counter": Damage(drift("span", 2), "a span of 14 pages is not"),
-    "span counter low": Damage(drift("span", -3), "a span of 9 pages is not"),
+    "live counter": Damage(
+        drift("live", 1), "the live counter says {live_up}, the tables say {live}"
+    ),
+    "live counter low": Damage(
+        drift("live", -2), "the live counter says {live_down}, the tables say {live}"
+    ),
+    "span counter": Damage(drift("span", 2), "a span of {span_up} pages is not {live} live"),
+    "span counter low": Damage(drift("span", -3), "a span of {span_down} pages is not {live} live"),
     "lost hole": Damage(list_length("holes", -1), "is free but in no list"),
     "lost id": Damage(list_length("ids", -1), "is neither live nor in the free id list"),
 }
@@ -161,10 +164,17 @@ class DamagedRig(Rig):
         super().verify()
         assert guards_intact(self.tables)
 
+    def numbers(self) -> dict[str, int]:
+        """What findings name."""
+        live, span = self.pool.live_pages, self.span("A")
+        return {
+            "live": live, "live_up": live + 1, "live_down": live - 2,
+            "span": span, "span_up": span + 2, "span_down": span - 3,
+        }  # fmt: skip
+
     def homes(self) -> dict[str, dict[int, int]]:
         """Where every live id is."""
         return {
             name: dict(zip(live, self.pages(live, name), strict=True))
             for name, live in self.live.items()
         }
-
