@@ -191,27 +191,6 @@ def test_lease_of_a_wrong_id_waits_for_holes(backend):
         assert rig.pool.flush() == FlushResult(pending=1)
 
 
-@pytest.mark.parametrize("as_ids", [list, torch.tensor])
-def test_debug_names_a_wrong_lease_at_the_call(backend, as_ids):
-    rig = eight(backend, debug=True)
-    rig.free([6])
-    before = state_of(rig.arena)
-    with pytest.raises(UsageError, match=r"virtual_ids\[1\]: id 6 of pool 'a' is not allocated"):
-        rig.pool.lease(as_ids([3, 6]))
-    with pytest.raises(UsageError, match=r"virtual_ids\[0\]: expected 1 to 8, got 9"):
-        rig.pool.lease(as_ids([9]))
-    assert state_of(rig.arena) == before
-
-
-@pytest.mark.parametrize("ids", [torch.ones(2), [9], [0], [1, 1], "12", torch.ones(1, 1).long()])
-def test_wrong_argument_pins_nothing(backend, ids):
-    rig = eight(backend)
-    before = state_of(rig.arena)
-    with pytest.raises(UsageError, match="virtual_ids"):
-        rig.pool.lease(ids)
-    assert state_of(rig.arena) == before
-
-
 def test_lease_ends_with_an_exception(backend):
     rig = eight(backend)
     with pytest.raises(KeyError), rig.pool.lease([8]):  # noqa: PT012
