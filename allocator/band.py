@@ -138,8 +138,7 @@ class Band:
             holes.listed(page_count)
         ids.listed(page_count)
         self.live -= page_count
-        if holes.count > self.peak_holes:
-            self.peak_holes = holes.count
+        self._note_peak()
 
     def packed(
         self, plan: MovePlan, ready: list[Pending], sources: Operand, fences: list[Fence]
@@ -151,6 +150,7 @@ class Band:
         """
         self.span = plan.span_after - plan.first_after
         self.holes.reset(plan.remaining.size)
+        self._note_peak()
         self.hazards.drop(ready)
         count = plan.sources.size
         if fences and count:
@@ -168,6 +168,11 @@ class Band:
             end, count = self.holes.end, pending.page_set.count
             self._backend.assign(self.holes.buffer[end : end + count], pending.page_set.pages)
             self.holes.listed(count)
+        self._note_peak()
+
+    def _note_peak(self) -> None:
+        if self.holes.count > self.peak_holes:
+            self.peak_holes = self.holes.count
 
     def lease(self, pages: PageSet) -> Lease:
         """Pin physical ``pages``."""
@@ -185,7 +190,7 @@ class Band:
         for pending in self.hazards.pending:
             if handle in pending.leases:
                 pending.leases.remove(handle)
-                if not pending.leases:
+                if not pending.leases and not pending.fences:
                     ended.append(pending)
         self.reclaim(ended)
 
@@ -199,6 +204,6 @@ class Band:
         self.table.clear()
         self.holes.reset(0)
         self.ids.reset(0, 1)
-        self.ids.set_aside = []
+        self.ids.set_aside = {}
         self.hazards.pending = []
         self.live = self.span = self.peak_holes = 0

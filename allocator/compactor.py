@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import perf_counter_ns
 
+import numpy as np
 import torch
 
 from kvdefrag.kernels.backend import Backend, Operand
@@ -90,7 +91,8 @@ class Compactor:
         forwards = () if limit.urgent else self._hazards.outstanding()
         surveys, plans = self._plan(busy, forwards, limit)
         if limit.urgent and (any(ready) or any(p.sources.size or p.absorbed for p in plans)):
-            self._hazards.wait(pending for ended in ready for pending in ended)
+            # For pending pages of other pools too, so that nobody waits for a fence twice.
+            self._hazards.wait(each for band in self.bands for each in band.hazards.pending)
         moved = self._move([band for band, _ in busy], plans)
         fences = distinct_fences(forwards)
         sources = {band.index: pages for band, pages, _ in moved}
@@ -149,8 +151,13 @@ class Compactor:
                 raise self._record.stop([str(finding)]) from None
             sight = Sight(seen.holes, seen.kept, seen.stop_depth, sources_stay=bool(forwards))
             blocked = self._hazards.blocked
+            plan = plan_within(band, sight, 0) if blocked else limit.plan(band, sight)
+            if seen.passed_over.size:
+                # Neither filled nor absorbed, they are still holes for the next allocation.
+                remaining = np.sort(np.concatenate((plan.remaining, seen.passed_over)))
+                plan = plan._replace(remaining=remaining)
             surveys.append(seen)
-            plans.append(plan_within(band, sight, 0) if blocked else limit.plan(band, sight))
+            plans.append(plan)
         return surveys, plans
 
     def _move(self, bands: Sequence[Band], plans: Sequence[MovePlan]) -> list[Batch]:
@@ -226,4 +233,4 @@ def _why_stopped(seen: Survey, plan: MovePlan, blocked: bool) -> str:
         if blocked:
             return "blocked"
         return seen.stop_reason if plan.cut_by == "stop" else "budget"
-    return "forward" if seen.passed_over else ""
+    return "forward" if seen.passed_over.size else ""

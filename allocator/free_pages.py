@@ -59,7 +59,7 @@ class IdList:
     """The free virtual ids of one pool: a stack of used ones, then fresh ones in order.
 
     ``buffer[: recycled]`` holds ids that came back; ``next_fresh`` to ``capacity`` were never used.
-    ``set_aside``: ids that a repair found with no certain page, in neither.
+    ``set_aside``: ids that a repair found with no certain page, in neither, and what holds each.
     """
 
     __slots__ = ("buffer", "capacity", "next_fresh", "recycled", "set_aside")
@@ -69,7 +69,7 @@ class IdList:
             torch.empty(capacity, dtype=torch.int64, device=device)
         )
         self.capacity = capacity
-        self.set_aside: list[int] = []
+        self.set_aside: dict[int, object] = {}
         self.reset(0, 1)
 
     @property

@@ -43,8 +43,11 @@ def make_room(shared: Shared, asked: dict[str, int]) -> None:
     if windows:
         limit = Need({band.index: (low, high) for band, low, high in windows})
         shared.compactor.flush([band for band, _, _ in windows], limit)
-    for band in capacity.chain:
-        if asked.get(band.spec.name):
-            waiting = band.hazards.waiting()
-            shared.hazards.wait_for(waiting)
-            band.reclaim(waiting)
+    asking = [band for band in capacity.chain if asked.get(band.spec.name)]
+    # Those whose fences are done come first: then perhaps the stream need not wait.
+    for band in asking:
+        band.reclaim(band.hazards.ready())
+    if not capacity.fits_as_is(asked):
+        shared.hazards.wait_for(each for band in asking for each in band.hazards.waiting())
+        for band in asking:
+            band.reclaim(band.hazards.waiting())

@@ -184,18 +184,21 @@ class Hazards:
         return self._forwards
 
     def wait(self, pending: Iterable[Pending]) -> None:
-        """Make the stream wait for every forward in flight and for the fences of ``pending``."""
-        self._wait(distinct_fences(self._forwards))
+        """``wait_for``, and for every forward in flight: none is in the way from here on."""
         # What comes next on the stream comes after them.
-        self._forwards = []
-        self.wait_for(pending)
+        forwards, self._forwards = self._forwards, []
+        self.wait_for(pending, distinct_fences(forwards))
 
-    def wait_for(self, pending: Iterable[Pending]) -> None:
-        """Make the stream wait for the fences of ``pending``."""
-        self._wait(fence for each in pending for fence in each.fences)
+    def wait_for(self, pending: Iterable[Pending], fences: Iterable[Fence] = ()) -> None:
+        """Make the stream wait once for each of ``fences`` and of those of ``pending``.
 
-    def _wait(self, fences: Iterable[Fence]) -> None:
-        for fence in {id(fence): fence for fence in fences}.values():
+        The pending pages have no fences left then.
+        """
+        distinct = {id(fence): fence for fence in fences}
+        for each in pending:
+            distinct.update((id(fence), fence) for fence in each.fences)
+            each.fences.clear()
+        for fence in distinct.values():
             if not fence.query():
                 fence.wait()
                 self.fence_waits += 1

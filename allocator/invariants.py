@@ -96,7 +96,7 @@ def list_violations(band: Band) -> list[str]:
     is_free = np.zeros(band.ids.next_fresh, np.bool_)
     is_free[free_ids[(free_ids >= 1) & (free_ids < band.ids.next_fresh)]] = True
     is_bound = v2p[used] != -1
-    is_aside = np.isin(used, band.ids.set_aside)
+    is_aside = np.isin(used, list(band.ids.set_aside))
     both = used[is_bound & (is_free[1:] | is_aside)]
     neither = used[~is_bound & ~is_free[1:] & ~is_aside]
     if both.size:
@@ -181,16 +181,16 @@ BAND_CHECKS: dict[str, Callable[[Band], list[str]]] = {
 }
 
 
+def band_violations(band: Band) -> list[str]:
+    """What the checks of one band find, each sentence led by the name of its rule."""
+    return [f"{name}: {text}" for name, check in BAND_CHECKS.items() for text in check(band)]
+
+
 def all_violations(
     bands: Sequence[Band], total_bytes: int, capacity: Capacity | None = None
 ) -> list[str]:
     """What every check finds, each sentence led by the name of its rule."""
-    found = [
-        f"{name}: {text}"
-        for band in bands
-        for name, check in BAND_CHECKS.items()
-        for text in check(band)
-    ]
+    found = [text for band in bands for text in band_violations(band)]
     found += [f"bytes are disjoint: {text}" for text in byte_violations(bands, total_bytes)]
     if capacity is not None:
         found += [f"capacity: {text}" for text in capacity_violations(capacity, total_bytes)]

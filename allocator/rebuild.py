@@ -59,7 +59,7 @@ def rebuild(band: Band, backend: Backend) -> None:
 
     next_fresh = band.ids.next_fresh
     is_free_id = host_words(band.table.virtual_to_physical)[:next_fresh] == -1
-    is_free_id[band.ids.set_aside] = False
+    is_free_id[list(band.ids.set_aside)] = False
     recycled = np.flatnonzero(is_free_id)
     write_words(band.ids.buffer, recycled, band, backend)
     band.ids.reset(recycled.size, next_fresh)

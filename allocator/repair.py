@@ -16,7 +16,7 @@ from kvdefrag.kernels.launch import Words
 from .band import Band
 from .faults import FaultRecord
 from .hazards import Handle, PageSet, Pending
-from .invariants import all_violations
+from .invariants import all_violations, band_violations
 from .rebuild import host_words, rebuild, write_words
 
 
@@ -41,11 +41,13 @@ class BandCounts(NamedTuple):
 class PoolRepair:
     """What a repair did to one pool.
 
+    ``violations``: what the checks found wrong before; nothing is touched in a pool without any.
     ``changed_rows``: rows of the two tables that were rewritten. ``ambiguous``: pages whose owner
     is not certain. They and their ids are unbound and set aside: not handed out before the report
     is released.
     """
 
+    violations: tuple[str, ...]
     before: BandCounts
     after: BandCounts
     changed_rows: int
@@ -62,7 +64,7 @@ class RepairReport:
     @property
     def changed(self) -> bool:
         """Whether anything differs from before."""
-        return any(pool.changed_rows or pool.before != pool.after for pool in self.pools.values())
+        return any(pool.violations for pool in self.pools.values())
 
     def release(self) -> None:
         """Give the pages and ids that were set aside back as free ones, once they are dealt with.
@@ -92,6 +94,9 @@ def repair(
 
 def _repair_band(band: Band, backend: Backend, aside: Handle) -> PoolRepair:
     before = _counts(band)
+    violations = tuple(band_violations(band))
+    if not violations:
+        return PoolRepair((), before, before, 0, ())
     v2p = host_words(band.table.virtual_to_physical).copy()
     p2v = host_words(band.table.physical_to_virtual).copy()
     sound = _sound_ids(band, v2p, p2v)
@@ -106,7 +111,7 @@ def _repair_band(band: Band, backend: Backend, aside: Handle) -> PoolRepair:
     _set_aside(band, backend, ambiguous, aside)
     _set_frontier(band, settled_p2v)
     rebuild(band, backend)
-    return PoolRepair(before, _counts(band), int(changed_rows), tuple(ambiguous))
+    return PoolRepair(violations, before, _counts(band), int(changed_rows), tuple(ambiguous))
 
 
 def _sound_ids(band: Band, v2p: Words, p2v: Words) -> Words:
@@ -143,14 +148,18 @@ def _set_aside(
     """Keep ambiguous pages and ids out of use until ``aside`` ends."""
     named = {virtual_id for entry in ambiguous for virtual_id in entry.virtual_ids}
     ids = sorted(virtual_id for virtual_id in named if 1 <= virtual_id <= band.ids.capacity)
-    band.ids.set_aside = sorted({*band.ids.set_aside, *ids})
+    band.ids.set_aside.update(dict.fromkeys(ids, aside))
     pages = np.array([entry.page for entry in ambiguous], dtype=np.int64)
     pages = pages[_within_reach(band, pages)]
     if pages.size:
         device = band.table.virtual_to_physical.device
         page_set = PageSet(backend.operand(torch.from_numpy(pages).to(device)), pages.size)
         page_set.seen = pages
-        band.hazards.pending.insert(0, Pending(page_set, [], [aside]))
+        # Whoever may still touch a page that was pending or leased may do so until it ends.
+        hazards = band.hazards
+        fences = {id(fence): fence for each in hazards.pending for fence in each.fences}
+        holders = [aside, *hazards.leases]
+        hazards.pending.insert(0, Pending(page_set, list(fences.values()), holders))
 
 
 def _set_frontier(band: Band, p2v: Words) -> None:
@@ -177,11 +186,12 @@ def _give_back(bands: Sequence[Band], backend: Backend, aside: Handle) -> None:
     for band in bands:
         band.end(aside)
         ids = band.ids
-        if ids.set_aside:
-            words = np.array(ids.set_aside, dtype=np.int64)
-            write_words(ids.buffer[ids.recycled :], words, band, backend)
-            ids.listed(words.size)
-            ids.set_aside = []
+        held = [virtual_id for virtual_id, holder in ids.set_aside.items() if holder is aside]
+        words = np.array(held, dtype=np.int64)
+        write_words(ids.buffer[ids.recycled :], words, band, backend)
+        ids.listed(words.size)
+        for virtual_id in held:
+            del ids.set_aside[virtual_id]
 
 
 def _counts(band: Band) -> BandCounts:

@@ -66,13 +66,12 @@ def wrong_pages(pool: MultiEndedAllocator, virtual_ids: torch.Tensor, salt: int 
         raise ValueError(f"pool: {pool.name!r} has no pages of its own")
     found = pool.pages[pool.translate(virtual_ids)].cpu()
     wanted = page_pattern(virtual_ids, pool.page_bytes, salt).cpu()
+    differs = found != wanted
     wrong = []
-    for row, virtual_id in enumerate(virtual_ids.cpu().tolist()):
-        differs = (found[row] != wanted[row]).nonzero()
-        if len(differs):
-            byte = int(differs[0])
-            wrong.append(
-                f"id {virtual_id}: byte {byte} is {int(found[row, byte])}, "
-                f"not {int(wanted[row, byte])}"
-            )
+    for row in differs.any(dim=1).nonzero().flatten().tolist():
+        byte = int(differs[row].nonzero()[0])
+        wrong.append(
+            f"id {int(virtual_ids[row])}: byte {byte} is {int(found[row, byte])}, "
+            f"not {int(wanted[row, byte])}"
+        )
     return wrong

@@ -24,14 +24,20 @@ def examples(backend: str, host: int, triton: int, **more: Any) -> settings:
 
 
 def state_of(arena: Arena) -> dict[str, Any]:
-    """Everything that a failed call must leave as it was: tables, lists, counts and bytes."""
-    record = arena._shared.record
+    """What a failed call must leave as it was: tables, lists, counts, hazards and bytes."""
+    record, hazards = arena._shared.record, arena._shared.hazards
     state: dict[str, Any] = {
         "record": bytes_of(record.words),
         "stopped": record.stopped,
         "call_number": record.call_number,
         "layout_version": arena.layout_version,
         "buffer": None if arena.buffer is None else bytes_of(arena.buffer),
+        "blocks": [id(block) for block in hazards._blocks],
+        "forwards": [
+            (id(forward.fence), {index: list(map(places, sets)) for index, sets in written.items()})
+            for forward in hazards._forwards
+            for written in (forward.written,)
+        ],
     }
     for name, pool in arena.pools.items():
         band = pool._band
@@ -43,8 +49,18 @@ def state_of(arena: Arena) -> dict[str, Any]:
             "ids": bytes_of(band.ids.buffer),
             "id list": (band.ids.recycled, band.ids.next_fresh),
             "counts": (band.live, band.span, band.peak_holes),
+            "set aside": dict(band.ids.set_aside),
+            "leases": [(id(lease), places(lease.page_set)) for lease in band.hazards.leases],
+            "pending": [
+                (places(each.page_set), list(map(id, each.fences)), list(map(id, each.leases)))
+                for each in band.hazards.pending
+            ],
         }
     return state
+
+
+def places(page_set: Any) -> tuple[int, bytes]:
+    return page_set.count, bytes_of(page_set.pages)
 
 
 def bytes_of(words: Any) -> bytes:
@@ -107,7 +123,7 @@ class Rig:
         assert self.changed_rows(before) == result.moves
         assert (self.arena.layout_version != version) == (result.moves > 0)
         assert result.bytes_moved == result.moves * self.arena[name].page_bytes
-        assert result.pending == 0
+        assert result.pending == self.pending(name)
         self.verify()
         return result
 
@@ -141,6 +157,9 @@ class Rig:
 
     def holes(self, name: str = "a") -> int:
         return self.arena.stats().pools[name].hole_pages
+
+    def pending(self, name: str = "a") -> int:
+        return self.arena.stats().pools[name].pending_pages
 
     def pages(self, ids: Any, name: str = "a") -> list[int]:
         """Where ``ids`` are, read from the table itself."""

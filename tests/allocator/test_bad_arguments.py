@@ -145,3 +145,26 @@ def test_out_of_a_translation(rig, out, message):
 def test_usage_error_is_a_value_error():
     assert issubclass(UsageError, ValueError)
     assert issubclass(UsageError, AllocatorError)
+
+
+@pytest.mark.parametrize("as_ids", [list, torch.tensor])
+def test_debug_names_a_wrong_lease_at_the_call(backend, as_ids):
+    rig = Rig.of(backend, 9, debug=True)
+    rig.alloc(8)
+    rig.free([6])
+    before = state_of(rig.arena)
+    with pytest.raises(UsageError, match=r"virtual_ids\[1\]: id 6 of pool 'a' is not allocated"):
+        rig.pool.lease(as_ids([3, 6]))
+    with pytest.raises(UsageError, match=r"virtual_ids\[0\]: expected 1 to 8, got 9"):
+        rig.pool.lease(as_ids([9]))
+    assert state_of(rig.arena) == before
+
+
+@pytest.mark.parametrize("ids", [torch.ones(2), [9], [0], [1, 1], "12", torch.ones(1, 1).long()])
+def test_wrong_argument_of_a_lease_pins_nothing(backend, ids):
+    rig = Rig.of(backend, 9)
+    rig.alloc(8)
+    before = state_of(rig.arena)
+    with pytest.raises(UsageError, match="virtual_ids"):
+        rig.pool.lease(ids)
+    assert state_of(rig.arena) == before

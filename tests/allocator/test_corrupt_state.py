@@ -8,6 +8,7 @@ import torch
 
 from kvdefrag import CorruptState, PoolSpec
 from kvdefrag.allocator.faults import JOURNAL_CALLS
+from kvdefrag.allocator.testing import ManualFence
 from kvdefrag.kernels.record import CORRUPT, RECORD_WORDS
 
 from .rig import Rig, bytes_of, state_of
@@ -35,6 +36,9 @@ GUARDED: dict[str, Callable[[Rig], object]] = {
     "available": lambda rig: rig.pool.available(),
     "fits": lambda rig: rig.arena.fits({"a": 1}),
     "prewarm": lambda rig: rig.arena.prewarm(),
+    "forward": lambda rig: rig.arena.forward_launched(ManualFence(), {"a": [1]}),
+    "lease": lambda rig: rig.pool.lease([1]),
+    "block": lambda rig: rig.arena.block_moves("test"),
     "check": lambda rig: rig.arena.check(),
     "deep check": lambda rig: rig.arena.check(deep=True),
 }
