@@ -150,7 +150,7 @@ def _table(title: str, rows: list[Report], cells: Callable[[Report], dict[str, s
     table = Table(title=title, title_justify="left", box=SIMPLE)
     table.add_column("", style="cyan", no_wrap=True)
     for heading in cells(rows[0]):
-        table.add_column(heading, justify="right")
+        table.add_column(heading.replace(" ", "\n"), justify="right", no_wrap=True)
     for row in rows:
         table.add_row(_name(row), *cells(row).values())
     return table

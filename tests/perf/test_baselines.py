@@ -68,6 +68,7 @@ class Oracle:
         room, live = self.room(name), self.model[name]
         if action == "alloc":
             count = self.random.randint(0, room)
+            assert self.arena.fits({name: count})
             self.granted(name, self.arena[name].try_alloc(count), count)
         elif action == "over":
             assert self.arena[name].try_alloc(room + 1) is None

@@ -1,5 +1,7 @@
 """Occupancy and heat strip of a replay, beside what the arena itself says."""
 
+import random
+
 import pytest
 import torch
 
@@ -38,10 +40,26 @@ def test_the_strip_is_the_flush_with_the_most_moves(watched):
     live = arena["full"].physical_to_virtual > 0
     assert [cell["full"] for cell in after] == live.float().tolist()
     assert sum(cell["state"] for cell in after) == 60
-    first = watch.heat["moves"]
-    timed.free("full", ids[150:151])
-    timed.try_alloc("state", 0)
-    assert watch.heat["moves"] == first
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_flush_with_more_moves_is_missed(watched, seed):
+    arena, timed, watch = watched
+    rng = random.Random(seed)
+    moves = []
+    for _ in range(30):
+        full = timed.try_alloc("full", arena["full"].available())
+        order = torch.tensor(rng.sample(range(len(full)), len(full)))
+        gone = rng.randint(1, len(full))
+        timed.free("full", full[order[:gone]])
+        before = arena.stats().moves
+        state = timed.try_alloc("state", rng.randint(0, arena["state"].available()))
+        moves.append(arena.stats().moves - before)
+        timed.free("state", state)
+        timed.free("full", full[order[gone:]])
+        watch.request_done()
+    assert watch.heat["moves"] == max(moves) > 0
+    assert watch.heat["request"] == moves.index(max(moves)) != 0
 
 
 def test_a_page_is_shared_among_the_cells_it_covers():
