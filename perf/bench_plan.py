@@ -13,7 +13,7 @@ from kvdefrag.perf.baselines import walk
 from kvdefrag.perf.interleaved import OURS, Meter, seconds
 
 HOLES = (1, 16, 256, 4_096, 65_536)
-ROUNDS = {1: 301, 16: 301, 256: 101, 4_096: 31, 65_536: 9}
+ROUNDS = {1: 301, 16: 301, 256: 301, 4_096: 101, 65_536: 31}
 LEAST_PAGES = 64
 CASES = [*((holes, 0.25) for holes in HOLES), (256, 0.75), (4_096, 0.75), (65_536, 0.75)]
 

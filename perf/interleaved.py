@@ -39,8 +39,8 @@ class Meter:
         self._event_us: list[float] = []
 
     def alone(self, call: Call) -> None:
-        """Time a call that needs no preparation, as often as the benchmark sees fit."""
-        self._benchmark(self._ended(call))
+        """Time a call of the host alone, as often as the benchmark sees fit."""
+        self._benchmark(call)
 
     def by_turns(self, subject: Prepare, other: Prepare | None, rounds: int) -> None:
         """Time ``subject``, every round right after one of ``other``."""

@@ -38,52 +38,49 @@ FILES = {
 }
 
 
-@pytest.fixture(scope="module")
-def record(project_root, tmp_path_factory):
-    path = tmp_path_factory.mktemp("bench") / "record.json"
+def test_a_few_rows_run_and_leave_a_record(project_root, tmp_path):
+    """One test, so that one worker runs them once."""
+    path = tmp_path / "record.json"
     tests = [f"perf/{FILES[row.split('[')[0]]}::{row}" for row in ROWS]
+    # A run inside another one's worker would have its timing switched off.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     done = subprocess.run(
         ["pytest", "-q", "-p", "no:cacheprovider", *tests, f"--benchmark-json={path}"],
         cwd=project_root,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
+        env={**environment, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stdout
-    return json.loads(path.read_text()), done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "│ 16" in done.stdout
+    assert "│ 256" not in done.stdout
+    record = json.loads(path.read_text())
+    rows = {row["name"]: row["extra_info"] for row in record["benchmarks"]}
+    every_row_says_what_it_is(rows)
+    interpreted_rows_are_marked(rows)
+    counts_are_those_of_the_design(rows)
 
 
-@pytest.fixture(scope="module")
-def rows(record):
-    return {row["name"]: row["extra_info"] for row in record[0]["benchmarks"]}
-
-
-def test_every_row_says_what_it_is(rows):
+def every_row_says_what_it_is(rows):
     assert set(rows) == set(ROWS)
     for name, info in rows.items():
-        assert set(info) >= {"layer", "contender", "baseline", "backend", "device", "torch"}, name
+        file = FILES[name.split("[")[0]]
+        assert info["layer"] == file.removeprefix("bench_").removesuffix(".py")
+        assert set(info) >= {"contender", "baseline", "backend", "device", "torch", "triton"}, name
         assert all(isinstance(value, int | float | str) for value in info.values())
-    assert {name: info["layer"] for name, info in rows.items()} == {
-        name: FILES[name.split("[")[0]].removeprefix("bench_").removesuffix(".py") for name in ROWS
-    }
-
-
-def test_ratios_are_there_where_there_is_a_baseline(rows):
-    for name, info in rows.items():
         assert ("paired_ratio_p50" in info) == ("triton" not in name)
         if "paired_ratio_p50" in info:
             assert 0 < info["paired_ratio_p25"] <= info["paired_ratio_p50"]
 
 
-def test_interpreted_rows_are_marked(rows):
-    assert {name for name, info in rows.items() if info.get("interpreted")} == {
-        "test_translate[triton-256]"
-    }
+def interpreted_rows_are_marked(rows):
+    marked = {name for name, info in rows.items() if info.get("interpreted")}
+    assert marked == {"test_translate[triton-256]"}
     assert rows["test_translate[triton-256]"]["backend"] == "interpret"
     assert rows["test_copy[auto-16-4096]"]["backend"] == "host"
 
 
-def test_counts_are_those_of_the_design(rows):
+def counts_are_those_of_the_design(rows):
     flush = rows["test_flush_with_bytes[16-4096-kvdefrag]"]
     assert (flush["d2h"], flush["h2d"], flush["launches"]) == (1, 1, 3)
     assert (flush["moves"], flush["holes"], flush["bytes_moved"]) == (16, 32, 16 * 4096)
@@ -92,11 +89,6 @@ def test_counts_are_those_of_the_design(rows):
     assert (free["d2h"], free["h2d"], free["launches"]) == (0, 0, 1)
     assert rows["test_replay[static]"]["moves"] == 0
     assert "gbps" not in rows["test_replay[static]"]
-
-
-def test_the_table_shows_what_is_complete(record):
-    assert "│ 16" in record[1]
-    assert "│ 256" not in record[1]
 
 
 def test_a_ratio_is_their_time_over_ours_round_by_round():
