@@ -48,12 +48,13 @@ class Meter:
         def prepare() -> tuple[tuple[Call], dict[str, Any]]:
             if other is not None:
                 self.other_s.append(seconds(other()))
-            return (subject(),), {}
+            call = self._ended(subject())
+            finish(DEVICE)
+            return (call,), {}
 
-        def timed(call: Call) -> None:
-            self._ended(call)()
-
-        self._benchmark.pedantic(timed, setup=prepare, rounds=rounds, warmup_rounds=WARM_UP)
+        self._benchmark.pedantic(
+            lambda call: call(), setup=prepare, rounds=rounds, warmup_rounds=WARM_UP
+        )
         if self._benchmark.stats is not None:
             self.subject_s = list(self._benchmark.stats.stats.data)
             self.other_s = self.other_s[-rounds:]

@@ -100,7 +100,9 @@ def _replay_one(
             watch.request_done()
             advance()
 
-        result = replay_trace(arena, layout, requests, run_options, on_done, watch)
+        # The tables show none of it, and looking on takes some percent of a replay.
+        attached = watch if options["json_path"] else None
+        result = replay_trace(arena, layout, requests, run_options, on_done, attached)
     settings = {
         **settings,
         "pool_gib": options["pool_gib"][0],
