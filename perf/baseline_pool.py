@@ -159,7 +159,7 @@ class BaselinePool:
     def copy_pages(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
         """Copy whole pages by their physical ids, int64 [moves] each."""
         if self.pages is not None:
-            self.pages[targets] = self.pages[sources]
+            copy_rows(self.pages, sources, targets)
 
     def _bind(self, page_count: int, fresh: int) -> torch.Tensor:
         device = self.holes.device
@@ -172,6 +172,13 @@ class BaselinePool:
         self.virtual_to_physical[ids] = pages
         self.physical_to_virtual[pages] = ids
         return ids
+
+
+def copy_rows(pages: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
+    """Copy rows of ``pages``, uint8 [num_pages, page_bytes], as fast as torch's operators do."""
+    if pages.shape[1] % 8 == 0 and pages.storage_offset() % 8 == 0:
+        pages = pages.view(torch.int64)  # torch goes through bytes one at a time
+    pages.index_copy_(0, targets, pages.index_select(0, sources))
 
 
 def _table(rows: int, device: torch.device) -> torch.Tensor:

@@ -16,6 +16,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from kvdefrag.kernels.backend import choose_backend
 from kvdefrag.kernels.rebind import _rebind_kernel
 from kvdefrag.kernels.record import RECORD_WORDS
+from kvdefrag.perf.baseline_pool import copy_rows
 from kvdefrag.perf.gpu_check_kernels import copy_plain
 from kvdefrag.perf.interleaved import DEVICE, OURS, Meter, backend_name
 
@@ -89,11 +90,11 @@ def test_copy(meter: Meter, backend: str, moves: int, page_bytes: int) -> None:
 
 
 def plain(pages: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
-    """The straightforward kernel on a GPU, index writes elsewhere."""
+    """The straightforward kernel on a GPU, whole rows by torch elsewhere."""
     if DEVICE.type == "cuda":
         copy_plain(pages.view(-1), sources, targets, pages.shape[1])
     else:
-        pages[targets] = pages[sources]
+        copy_rows(pages, sources, targets)
 
 
 class Tables:
