@@ -5,6 +5,7 @@ TRITON ?=
 WORKERS ?= 2
 GPU_PYTHON ?= python3
 GPU_CHECK ?=
+BENCH_JSON ?= build/bench.json
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -66,8 +67,10 @@ lint: install  ## ruff, rules and format
 types: install  ## mypy, strict
 	$(BIN)/mypy -p kvdefrag
 
-bench: install  ## host time of the allocator beside a page-by-page baseline
-	$(BIN)/pytest perf/bench_host.py
+bench: install  ## time every layer beside its baselines; the record goes to BENCH_JSON
+	mkdir -p $(dir $(BENCH_JSON))
+	$(BIN)/pytest perf/bench_*.py --benchmark-json=$(BENCH_JSON) \
+		--benchmark-columns=median,iqr,rounds --benchmark-sort=fullname --benchmark-group-by=func
 
 # Installs nothing: it takes the torch and triton of GPU_PYTHON. Options go into GPU_CHECK.
 gpu-check:  ## check and time the kernels on the GPU at hand

@@ -1,69 +1,128 @@
-"""What an engine would otherwise do: allocators to measure against, as correct as ours."""
+"""What an engine would otherwise do: pools to measure against, as correct as ours.
+
+All of them keep the lists of the field: ids and holes are tensors that are cut at every allocation
+and concatenated at every free. They differ in how, when and whether they pack:
+
+- scalar: a Python walk over the sorted hole list, and for every moved page one
+  ``physical_to_virtual[page].item()`` and one copy. The state of the field before the reads were
+  batched.
+- batched: the same walk, then one gather, an assertion on the device and index writes. The state
+  after it.
+- eager: batched, at every free instead of when a neighbour is short.
+- static: a fixed split of the buffer between the pools, which never move a page.
+- unpacked: the pools share the buffer, and give back only the holes at their frontier.
+
+A pool that packs does so fully. Ids are not checked.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
+from kvdefrag import PoolSpec
+from kvdefrag.allocator.geometry import place_bands
 
-class PageByPagePool:
-    """One pool that grows up, packed page by page, with one scalar read for every moved page.
+from .baseline_pool import BaselinePool, Policy, Tally
 
-    The state of the field before the reads were batched: a free list that is concatenated at every
-    free, sorted and listed at every flush, a Python walk from both ends, and
-    ``physical_to_virtual[page].item()`` for each page that moves. Pages are not copied.
-    """
 
-    def __init__(self, num_pages: int, device: torch.device | str = "cpu") -> None:
-        self.virtual_to_physical = torch.full((num_pages,), -1, dtype=torch.int64, device=device)
-        self.physical_to_virtual = self.virtual_to_physical.clone()
-        self.holes = torch.empty(0, dtype=torch.int64, device=device)
-        self.free_ids = torch.arange(1, num_pages, device=device)
-        self.frontier = 1
+def single_pool(
+    policy: Policy,
+    num_pages: int,
+    page_bytes: int = 64,
+    device: torch.device | str = "cpu",
+    buffer: torch.Tensor | None = None,
+    kind: type[BaselinePool] = BaselinePool,
+) -> BaselinePool:
+    """One pool that grows up over ``num_pages`` pages, the sink included, and faces nobody."""
+    spec = PoolSpec("pool", page_bytes)
+    (geometry,) = place_bands([spec], num_pages * page_bytes)
+    return kind(spec, geometry, policy, Tally(), torch.device(device), buffer)
 
-    def alloc(self, page_count: int) -> torch.Tensor:
-        """int64 virtual ids [page_count]: holes first, then pages from the frontier."""
-        from_holes = min(page_count, len(self.holes))
-        fresh = page_count - from_holes
-        if page_count > len(self.free_ids):
-            raise MemoryError(f"asked for {page_count} pages, {len(self.free_ids)} ids are free")
-        beyond = torch.arange(self.frontier, self.frontier + fresh, device=self.holes.device)
-        pages = torch.cat([self.holes[:from_holes], beyond])
-        ids = self.free_ids[:page_count].clone()
-        self.holes = self.holes[from_holes:]
-        self.free_ids = self.free_ids[page_count:]
-        self.frontier += fresh
-        self.virtual_to_physical[ids] = pages
-        self.physical_to_virtual[pages] = ids
-        return ids
 
-    def free(self, virtual_ids: torch.Tensor) -> None:
-        """Unbind int64 ids [ids] and list their pages."""
-        pages = self.virtual_to_physical[virtual_ids]
-        self.virtual_to_physical[virtual_ids] = -1
-        self.physical_to_virtual[pages] = -1
-        self.holes = torch.cat([self.holes, pages])
-        self.free_ids = torch.cat([self.free_ids, virtual_ids])
-
-    def flush(self) -> int:
-        """Pack fully; returns the number of moved pages."""
-        holes: list[int] = self.holes.sort().values.tolist()
-        is_hole = set(holes)
-        moves = 0
-        top = self.frontier - 1
-        for target in holes:
-            while top in is_hole:
-                top -= 1
-            if top <= target:
-                break
-            self._move(top, target)
-            moves += 1
+def walk(holes: list[int], span: int) -> Iterator[tuple[int, int]]:
+    """Source and target depths of every move, page by page from both ends; ``holes`` ascend."""
+    is_hole = set(holes)
+    top = span - 1
+    for target in holes:
+        while top in is_hole:
             top -= 1
-        self.frontier -= len(holes)
-        self.holes = self.holes[:0]
-        return moves
+        if top <= target:
+            return
+        yield top, target
+        top -= 1
 
-    def _move(self, source: int, target: int) -> None:
-        virtual_id = int(self.physical_to_virtual[source].item())
-        self.virtual_to_physical[virtual_id] = target
-        self.physical_to_virtual[target] = virtual_id
-        self.physical_to_virtual[source] = -1
+
+def pack_scalar(pool: BaselinePool) -> int:
+    """Move page by page; one look-up on the host and one copy each."""
+    moves = 0
+    for source_depth, target_depth in walk(_sorted_holes(pool), pool.span):
+        source = pool.geometry.page(source_depth)
+        target = pool.geometry.page(target_depth)
+        virtual_id = int(pool.physical_to_virtual[source].item())
+        pool.tally.device_to_host_copies += 1
+        pool.virtual_to_physical[virtual_id] = target
+        pool.physical_to_virtual[target] = virtual_id
+        pool.physical_to_virtual[source] = -1
+        if pool.pages is not None:
+            pool.pages[target].copy_(pool.pages[source])
+        moves += 1
+    _retreat(pool)
+    return moves
+
+
+def pack_batched(pool: BaselinePool) -> int:
+    """Walk on the host, then one gather, an assertion on the device and index writes."""
+    pairs = list(walk(_sorted_holes(pool), pool.span))
+    if pairs:
+        depths = torch.tensor(pairs, device=pool.holes.device)
+        sources, targets = pool.at_depth(depths).T.contiguous()
+        virtual_ids = pool.physical_to_virtual[sources]
+        torch._assert_async((virtual_ids >= 0).all())
+        pool.copy_pages(sources, targets)
+        pool.virtual_to_physical[virtual_ids] = targets
+        pool.physical_to_virtual[targets] = virtual_ids
+        pool.physical_to_virtual.index_fill_(0, sources, -1)
+    _retreat(pool)
+    return len(pairs)
+
+
+def absorb(pool: BaselinePool) -> int:
+    """Give back the holes above the topmost live page; nothing moves."""
+    origin, span = pool.geometry.origin, pool.span
+    if pool.geometry.step == 1:
+        band = pool.physical_to_virtual[origin : origin + span].flip(0)
+    else:
+        band = pool.physical_to_virtual[origin - span + 1 : origin + 1]
+    is_live = torch.cat([band > 0, torch.ones(1, dtype=torch.bool, device=band.device)])
+    trailing = int(is_live.to(torch.uint8).argmax())
+    pool.tally.device_to_host_copies += 1
+    if trailing:
+        pool.span -= trailing
+        depths = (pool.holes - origin) * pool.geometry.step
+        pool.holes = pool.holes[depths < pool.span]
+        pool.tally.device_to_host_copies += 1
+    return 0
+
+
+def _sorted_holes(pool: BaselinePool) -> list[int]:
+    pool.tally.device_to_host_copies += 1
+    depths = (pool.holes - pool.geometry.origin) * pool.geometry.step
+    found: list[int] = depths.sort().values.tolist()
+    return found
+
+
+def _retreat(pool: BaselinePool) -> None:
+    pool.span -= len(pool.holes)
+    pool.holes = pool.holes[:0]
+
+
+POLICIES = {
+    "scalar": Policy(pack_scalar),
+    "batched": Policy(pack_batched),
+    "eager": Policy(pack_batched, at_free=True),
+    "static": Policy(absorb, fills_holes=False),
+    "unpacked": Policy(absorb, fills_holes=False),
+}
+"""By the names of the module's docstring."""

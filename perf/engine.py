@@ -18,12 +18,14 @@ class Counters:
     """What happened to requests and tokens.
 
     `prompt_tokens` and `hit_tokens` are those of first admissions; `decode_steps` counts steps of
-    the whole batch. An evicted chain is a leaf and the ancestors that went with it.
+    the whole batch. `waited` counts requests whose first admission found too few pages. An evicted
+    chain is a leaf and the ancestors that went with it.
     """
 
     finished: int = 0
     refused: int = 0
     preemptions: int = 0
+    waited: int = 0
     prompt_tokens: int = 0
     hit_tokens: int = 0
     generated_tokens: int = 0
@@ -84,6 +86,9 @@ class Engine:
             if self._admit(job):
                 continue
             if self._batch.count:
+                if not (job.admitted or job.waited):
+                    job.waited = True
+                    self.counters.waited += 1
                 self._queue.appendleft(job)
                 self._waiting = True
             else:

@@ -4,63 +4,34 @@ from __future__ import annotations
 
 import torch
 
-from .baselines import PageByPagePool
+from .baseline_pool import BaselinePool
+from .baselines import POLICIES, single_pool
 from .gpu_check_kernels import copy_plain
 
 
-class CopyingPageByPage(PageByPagePool):
-    """Page by page, with one scalar read and one copy for every page that moves.
+class PlainCopyPool(BaselinePool):
+    """Copies a batch with the straightforward kernel; pages are a multiple of 8 bytes."""
 
-    ``pages``: int64 [num_pages, words].
-    """
-
-    def __init__(self, pages: torch.Tensor) -> None:
-        super().__init__(pages.shape[0], pages.device)
-        self.pages = pages
-
-    def _move(self, source: int, target: int) -> None:
-        super()._move(source, target)
-        self.pages[target].copy_(self.pages[source])
+    def copy_pages(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """One launch."""
+        assert self.pages is not None
+        copy_plain(self.pages.view(-1), sources, targets, self.spec.page_bytes)
 
 
-class BatchedLookupPool(PageByPagePool):
-    """One gather for all moves, an assertion on the device, index writes; the walk is Python.
+def pool_over(
+    pages: torch.Tensor, policy: str, kind: type[BaselinePool] = BaselinePool
+) -> BaselinePool:
+    """The baseline called ``policy`` over ``pages``, int64 [num_pages, words], contiguous."""
+    num_pages, words = pages.shape
+    buffer = pages.view(-1).view(torch.uint8)
+    return single_pool(POLICIES[policy], num_pages, 8 * words, pages.device, buffer, kind)
 
-    The state of the field after the reads were batched: the sorted hole list goes to the host, a
-    loop picks the pairs, two lists go up, and the straightforward kernel copies.
-    ``pages``: int64 [num_pages, words], contiguous.
-    """
 
-    def __init__(self, pages: torch.Tensor) -> None:
-        super().__init__(pages.shape[0], pages.device)
-        self.pages = pages
+def copying_page_by_page(pages: torch.Tensor) -> BaselinePool:
+    """One scalar read and one copy for every page that moves."""
+    return pool_over(pages, "scalar")
 
-    def flush(self) -> int:
-        """Pack fully; returns the number of moved pages."""
-        holes: list[int] = self.holes.sort().values.tolist()
-        is_hole = set(holes)
-        source_list, target_list = [], []
-        top = self.frontier - 1
-        for target in holes:
-            while top in is_hole:
-                top -= 1
-            if top <= target:
-                break
-            source_list.append(top)
-            target_list.append(target)
-            top -= 1
-        if source_list:
-            self._move_all(source_list, target_list)
-        self.frontier -= len(holes)
-        self.holes = self.holes[:0]
-        return len(source_list)
 
-    def _move_all(self, source_list: list[int], target_list: list[int]) -> None:
-        sources = torch.tensor(source_list, device=self.pages.device)
-        targets = torch.tensor(target_list, device=self.pages.device)
-        virtual_ids = self.physical_to_virtual[sources]
-        torch._assert_async((virtual_ids >= 0).all())
-        copy_plain(self.pages.view(-1), sources, targets, 8 * self.pages.shape[1])
-        self.virtual_to_physical[virtual_ids] = targets
-        self.physical_to_virtual[targets] = virtual_ids
-        self.physical_to_virtual.index_fill_(0, sources, -1)
+def batched_look_up(pages: torch.Tensor) -> BaselinePool:
+    """One gather for all moves, and the straightforward kernel copies."""
+    return pool_over(pages, "batched", PlainCopyPool)

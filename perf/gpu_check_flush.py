@@ -12,7 +12,7 @@ from kvdefrag import Arena, PoolSpec
 from kvdefrag.kernels.copy import copy_pages
 from kvdefrag.kernels.record import RECORD_WORDS
 
-from .gpu_check_baselines import BatchedLookupPool, CopyingPageByPage
+from .gpu_check_baselines import batched_look_up, copying_page_by_page
 from .gpu_check_clock import Clock
 from .gpu_check_machine import free_bytes
 from .gpu_check_report import Case, Report
@@ -48,10 +48,10 @@ class Packable(Protocol):
 class Ours:
     """One pool of an arena over ``pages``, int64 [num_pages, words]."""
 
-    def __init__(self, pages: torch.Tensor) -> None:
+    def __init__(self, pages: torch.Tensor, backend: str = "triton") -> None:
         buffer = pages.view(-1).view(torch.uint8)
         spec = PoolSpec("pages", page_bytes=8 * pages.shape[1])
-        self.arena = Arena(buffer.numel(), [spec], buffer=buffer, backend="triton")
+        self.arena = Arena(buffer.numel(), [spec], buffer=buffer, backend=backend)
         self.pool = self.arena["pages"]
         self.virtual_to_physical = self.pool.virtual_to_physical
         self.alloc = self.pool.alloc
@@ -148,8 +148,8 @@ def _measure_packing(
 
     makers: dict[str, tuple[int, Callable[[], Packable]]] = {
         OURS: (our_rounds, cleared),
-        BY_PAGE: (their_rounds, partial(CopyingPageByPage, scene.pages)),
-        BATCHED: (our_rounds, partial(BatchedLookupPool, scene.pages)),
+        BY_PAGE: (their_rounds, partial(copying_page_by_page, scene.pages)),
+        BATCHED: (our_rounds, partial(batched_look_up, scene.pages)),
     }
     samples: dict[str, list[float]] = {what: [] for what in makers}
     wrong: dict[str, str] = {}

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kvdefrag import MultiEndedAllocator
-
+from .arena_face import PoolFace
 from .content_keys import Keys, mix64
 from .page_cells import page_cells
 
@@ -57,9 +56,7 @@ class PageStamps:
     at least one page, so memory stays bounded whatever is compared.
     """
 
-    def __init__(
-        self, name: str, pool: MultiEndedAllocator, verdict: Verdict, verify: str, seed: int
-    ) -> None:
+    def __init__(self, name: str, pool: PoolFace, verdict: Verdict, verify: str, seed: int) -> None:
         self._name = name
         self._pool = pool
         self._verdict = verdict

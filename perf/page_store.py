@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from kvdefrag import Arena
-
+from .arena_face import ArenaFace
 from .content_keys import Integers, Keys, block_keys, private_keys, state_keys
 from .geometries import PoolLayout
 from .id_table import IdTable
@@ -36,7 +35,7 @@ class PageStore:
 
     def __init__(
         self,
-        arena: Arena,
+        arena: ArenaFace,
         layout: PoolLayout,
         running: int,
         private_pages: int,

@@ -20,13 +20,15 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from kvdefrag import AllocatorError, Arena, ArenaStats, PoolSpec
+from kvdefrag import AllocatorError, Arena, PoolSpec
 from kvdefrag.kernels.backend import choose_backend
 
+from .arena_face import ArenaFace, StatsFace
 from .engine import Counters, Engine
 from .geometries import PoolLayout
 from .page_stamps import Verdict
 from .page_store import FULL, STATE, PageStore
+from .replay_watch import Watch
 from .timed_arena import TimedArena
 from .trace import BLOCK_TOKENS, Request
 
@@ -48,10 +50,14 @@ class ReplayOptions:
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """What a replay found; `faults` are inconsistencies that the arena or the counts show."""
+    """What a replay found; `faults` are inconsistencies that the arena or the counts show.
+
+    `read_backs` are the device-to-host copies that serving took, those of the checks left out.
+    """
 
     counters: Counters
-    stats: ArenaStats
+    stats: StatsFace
+    read_backs: int
     times: TimedArena
     verdict: Verdict
     faults: tuple[str, ...]
@@ -65,30 +71,45 @@ class ReplayResult:
         return not self.verdict.wrong_pages and not self.faults
 
 
-def make_arena(layout: PoolLayout, options: ReplayOptions) -> Arena:
-    """Make the arena of a replay; `AllocatorError` where it refuses layout, device or backend."""
+def make_specs(layout: PoolLayout) -> list[PoolSpec]:
+    """The pools of a replay: token pages from the start of the buffer, states from its end."""
     specs = [PoolSpec(FULL, layout.page_bytes, page_size=layout.page_size, grows="up")]
     if layout.state_bytes:
         specs.append(PoolSpec(STATE, layout.state_bytes, page_size=1, grows="down"))
-    buffer = None
-    if options.device == "cpu":
+    return specs
+
+
+def make_buffer(layout: PoolLayout, device: str) -> torch.Tensor:
+    """Zeroed bytes, uint8 `[total_bytes]`."""
+    if device == "cpu":
         # numpy asks the system for huge pages, torch does not: a tenth of a replay's time.
-        buffer = torch.from_numpy(np.zeros(layout.total_bytes, dtype=np.uint8))
+        return torch.from_numpy(np.zeros(layout.total_bytes, dtype=np.uint8))
+    return torch.zeros(layout.total_bytes, dtype=torch.uint8, device=device)
+
+
+def make_arena(layout: PoolLayout, options: ReplayOptions) -> Arena:
+    """Make the arena of a replay; `AllocatorError` where it refuses layout, device or backend."""
     return Arena(
-        layout.total_bytes, specs, device=options.device, backend=options.backend, buffer=buffer
+        layout.total_bytes,
+        make_specs(layout),
+        device=options.device,
+        backend=options.backend,
+        buffer=make_buffer(layout, options.device),
     )
 
 
 def replay_trace(
-    arena: Arena,
+    arena: ArenaFace,
     layout: PoolLayout,
     requests: Sequence[Request],
     options: ReplayOptions,
     on_done: Callable[[], None] = lambda: None,
+    watch: Watch | None = None,
 ) -> ReplayResult:
     """Replay `requests` on an empty arena made for `layout`; `on_done` runs once a request.
 
-    Raises `AllocatorError` where the arena finds itself inconsistent on the way.
+    `watch` looks on, outside the times. Raises `AllocatorError` where the arena finds itself
+    inconsistent on the way.
     """
     arena.prewarm()
     answer_tokens = max(request.output_tokens for request in requests)
@@ -101,13 +122,18 @@ def replay_trace(
         seed=options.seed,
     )
     engine = Engine(store, layout, requests, options.running, on_done)
+    if watch is not None:
+        watch.attach(store.timed)
+    copies_before = arena.stats().device_to_host_copies
     start = perf_counter()
     with torch.inference_mode(), _one_thread():
         engine.run()
+        read_backs = arena.stats().device_to_host_copies - copies_before
         faults = _final_checks(arena, engine, store, layout)
     return ReplayResult(
         counters=engine.counters,
         stats=arena.stats(),
+        read_backs=read_backs,
         times=store.timed,
         verdict=store.verdict,
         faults=faults,
@@ -132,7 +158,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _final_checks(
-    arena: Arena, engine: Engine, store: PageStore, layout: PoolLayout
+    arena: ArenaFace, engine: Engine, store: PageStore, layout: PoolLayout
 ) -> tuple[str, ...]:
     """Compare all pages that are still held, count them, and let the arena check itself."""
     nodes = engine.cache.nodes()

@@ -3,9 +3,11 @@
 import json
 import platform
 import sys
-from fractions import Fraction
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import numpy as np
@@ -16,143 +18,127 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from kvdefrag import AllocatorError, __version__
 
 from .geometries import DEFAULT_GEOMETRY, GEOMETRIES, Geometry, PoolLayout, plan_pools
-from .replay import ReplayOptions, ReplayResult, make_arena, replay_trace
+from .replay import ReplayOptions, make_arena, make_specs, replay_trace
+from .replay_compare import STATIC, compare_replays, contenders, print_comparison
+from .replay_options import DEFAULT_SPLITS, replay_options
 from .replay_report import build_report, print_report
+from .replay_watch import Watch
 from .trace import BLOCK_TOKENS, Request, TraceError, read_trace
+from .trace_drift import drift
 from .trace_generator import DEFAULT_REQUESTS, generate_trace
 
+Report = dict[str, Any]
+Made = TypeVar("Made")
+
 GIB = 1 << 30
-MAX_POOL_GIB = 1 << 20
-MAX_RUNNING = 1 << 16
-
-
-def parse_scale(_context: click.Context, _option: click.Parameter, value: str) -> Fraction:
-    """Turn `1/1024`, `0.5` or `1024` into the factor by which sizes shrink, at most 1."""
-    try:
-        # Fraction would spell out the digits of a huge exponent; a float tells at once.
-        scale = Fraction(value) if "/" in value else Fraction(float(value)).limit_denominator()
-    except (ValueError, ZeroDivisionError, OverflowError):
-        scale = Fraction(0)
-    if scale <= 0:
-        raise click.BadParameter(
-            f"{value!r} is neither a fraction like 1/1024 nor a divisor like 1024."
-        )
-    return scale if scale <= 1 else 1 / scale
 
 
 @click.command()
-@click.option(
-    "--trace",
-    "trace_path",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Requests in the Mooncake JSON-lines format. "
-    f"Default: {DEFAULT_REQUESTS:,} generated requests of the same shape.",
-)
-@click.option(
-    "--geometry",
-    type=click.Choice(list(GEOMETRIES)),
-    help=f"Model whose page and state sizes to use. Default: {DEFAULT_GEOMETRY}.",
-)
-@click.option(
-    "--page-bytes",
-    type=click.IntRange(min=1),
-    help="Unscaled bytes of a page, in place of a geometry.",
-)
-@click.option(
-    "--page-size",
-    type=click.IntRange(min=1),
-    help=f"Tokens of a page, a divisor of {BLOCK_TOKENS}, with --page-bytes. Default: 16.",
-)
-@click.option(
-    "--state-bytes",
-    type=click.IntRange(min=0),
-    help="Unscaled bytes of a state slot, with --page-bytes. Default: 0, one pool without states.",
-)
-@click.option(
-    "--pool-gib",
-    type=click.FloatRange(min=0, min_open=True, max=MAX_POOL_GIB),
-    default=100.0,
-    show_default=True,
-    help="Unscaled size of the shared pool in GiB.",
-)
-@click.option(
-    "--page-scale",
-    callback=parse_scale,
-    metavar="SCALE",
-    default="1/1024",
-    show_default=True,
-    help="Shrinks the bytes of pages and states, not their number: "
-    "a fraction up to 1, or a divisor from 1 on (1024 means 1/1024).",
-)
-@click.option(
-    "--running",
-    type=click.IntRange(1, MAX_RUNNING),
-    default=64,
-    show_default=True,
-    help="Requests that run at a time.",
-)
-@click.option(
-    "--seed",
-    type=click.IntRange(0, 2**63 - 1),
-    default=0,
-    show_default=True,
-    help="Of the generator, and of the sample of --verify sample.",
-)
-@click.option("--limit", type=click.IntRange(min=1), help="Replay only so many requests.")
-@click.option(
-    "--backend",
-    type=click.Choice(["auto", "host", "triton"]),
-    default="auto",
-    show_default=True,
-    help="Where the allocator runs its operations.",
-)
-@click.option(
-    "--device",
-    type=click.Choice(["cpu", "cuda"]),
-    help="Where the pool lives. Default: cuda where there is one, else cpu.",
-)
-@click.option(
-    "--verify",
-    type=click.Choice(["full", "sample", "off"]),
-    default="full",
-    show_default=True,
-    help="Stamp and compare every page, 1 page in 16, or none.",
-)
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    help="Also write the figures to this file.",
-)
+@replay_options
 def replay(**options: Any) -> None:
     """Replay a request trace through a small model of a serving engine.
 
     A prefix cache and running requests hold pages; memory pressure evicts, evictions leave holes,
-    and the allocator packs. Every page's bytes are compared with what was written. Exit status: 0,
-    1 if a byte or a table was wrong, 2 for a bad option or trace.
+    and the allocator packs. Every page's bytes are compared with what was written. With --compare,
+    the same requests go through kvdefrag and through other ways to keep the pages, side by side.
+    Exit status: 0, 1 if a byte or a table was wrong, 2 for a bad option or trace.
     """
     json_path: Path | None = options["json_path"]
     if json_path is not None and not json_path.parent.is_dir():
         raise click.BadParameter(
             f"directory {json_path.parent} does not exist.", param_hint="--json"
         )
+    _check_combination(options)
     geometry = _geometry(options)
-    layout = _layout(geometry, options)
+    layouts = {size: _layout(geometry, size, options) for size in options["pool_gib"]}
     requests = _requests(options)
-    device = options["device"] or ("cuda" if torch.cuda.is_available() else "cpu")
-    run_options = ReplayOptions(
+    settings = _settings(options, geometry, len(requests))
+    if options["compare"]:
+        report, show = _compare(requests, layouts, options, settings), print_comparison
+        passed = all(row["passed"] for row in report["comparison"])
+    else:
+        layout = next(iter(layouts.values()))
+        report, show = _replay_one(requests, layout, options, settings), print_report
+        passed = report["passed"]
+    if json_path is not None:
+        json_path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    show(report, Console())
+    sys.exit(0 if passed else 1)
+
+
+def _check_combination(options: dict[str, Any]) -> None:
+    if options["compare"]:
+        if options["splits"] and STATIC not in options["compare"]:
+            raise click.UsageError("--split goes with --compare static.")
+        return
+    for option, name in (("splits", "--split"), ("device_sync_us", "--device-sync-us")):
+        if options[option] is not None:
+            raise click.UsageError(f"{name} goes with --compare.")
+    if len(options["pool_gib"]) > 1:
+        raise click.UsageError("--pool-gib: several sizes go with --compare.")
+
+
+def _run_options(options: dict[str, Any], verify: str) -> ReplayOptions:
+    return ReplayOptions(
         running=options["running"],
         seed=options["seed"],
         backend=options["backend"],
-        device=device,
-        verify=options["verify"],
+        device=options["device"] or ("cuda" if torch.cuda.is_available() else "cpu"),
+        verify=options["verify"] or verify,
     )
-    result = _run(requests, layout, run_options)
-    report = build_report(_settings(options, geometry, layout, len(requests), result), result)
-    if json_path is not None:
-        json_path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    print_report(report, Console())
-    sys.exit(0 if result.passed else 1)
+
+
+def _replay_one(
+    requests: list[Request], layout: PoolLayout, options: dict[str, Any], settings: Report
+) -> Report:
+    run_options = _run_options(options, verify="full")
+    arena = _made(lambda: make_arena(layout, run_options))
+    watch = Watch(arena, make_specs(layout), len(requests))
+    with _progress(len(requests)) as advance:
+
+        def on_done() -> None:
+            watch.request_done()
+            advance()
+
+        # The tables show none of it, and looking on takes some percent of a replay.
+        attached = watch if options["json_path"] else None
+        result = replay_trace(arena, layout, requests, run_options, on_done, attached)
+    settings = {
+        **settings,
+        "pool_gib": options["pool_gib"][0],
+        "num_pages": layout.num_pages,
+        "state_slots": layout.state_slots,
+        "page_bytes": layout.page_bytes,
+        "state_bytes": layout.state_bytes,
+        "verify": run_options.verify,
+        "backend": result.backend,
+        "device": result.device,
+    }
+    return build_report(settings, result, watch)
+
+
+def _compare(
+    requests: list[Request],
+    layouts: dict[float, PoolLayout],
+    options: dict[str, Any],
+    settings: Report,
+) -> Report:
+    run_options = _run_options(options, verify="sample")
+    splits = [percent / 100 for percent in options["splits"] or DEFAULT_SPLITS]
+    arenas = list(contenders(options["compare"], layouts, splits))
+    for contender in arenas:
+        _made(partial(contender.make, layouts[contender.pool_gib], run_options))
+    sync_us = options["device_sync_us"] or 0.0
+    with _progress(len(requests) * len(arenas)) as advance:
+        rows = compare_replays(arenas, layouts, requests, run_options, sync_us, advance)
+    settings = {
+        **settings,
+        "pool_gib": list(layouts),
+        "verify": run_options.verify,
+        "device": run_options.device,
+        "device_sync_us": sync_us,
+    }
+    return {"comparison": rows, "settings": settings}
 
 
 def _geometry(options: dict[str, Any]) -> Geometry:
@@ -175,9 +161,9 @@ def _geometry(options: dict[str, Any]) -> Geometry:
     return Geometry("explicit sizes", page_bytes, page_size, options["state_bytes"] or 0)
 
 
-def _layout(geometry: Geometry, options: dict[str, Any]) -> PoolLayout:
+def _layout(geometry: Geometry, pool_gib: float, options: dict[str, Any]) -> PoolLayout:
     try:
-        return plan_pools(geometry, int(options["pool_gib"] * GIB), options["page_scale"])
+        return plan_pools(geometry, int(pool_gib * GIB), options["page_scale"])
     except ValueError as error:
         raise click.UsageError(f"--pool-gib, --page-scale: {error}") from error
 
@@ -185,21 +171,28 @@ def _layout(geometry: Geometry, options: dict[str, Any]) -> PoolLayout:
 def _requests(options: dict[str, Any]) -> list[Request]:
     trace_path: Path | None = options["trace_path"]
     if trace_path is None:
-        return generate_trace(options["limit"] or DEFAULT_REQUESTS, options["seed"])
-    try:
-        return read_trace(trace_path, options["limit"])
-    except TraceError as error:
-        raise click.BadParameter(str(error), param_hint="--trace") from error
+        requests = generate_trace(options["limit"] or DEFAULT_REQUESTS, options["seed"])
+    else:
+        try:
+            requests = read_trace(trace_path, options["limit"])
+        except TraceError as error:
+            raise click.BadParameter(str(error), param_hint="--trace") from error
+    return drift(requests, options["drift"]) if options["drift"] else requests
 
 
-def _run(requests: list[Request], layout: PoolLayout, options: ReplayOptions) -> ReplayResult:
-    """Replay behind a progress bar, which is drawn on stderr if that is a terminal."""
+def _made(make: Callable[[], Made]) -> Made:
+    """An arena, or what is wrong with the options it was to be made from."""
     try:
-        arena = make_arena(layout, options)
+        return make()
     except AllocatorError as error:
         raise click.UsageError(f"the allocator refused these options: {error}") from error
     except (MemoryError, RuntimeError) as error:
         raise click.UsageError(f"no memory for a pool of this size: {error}") from error
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[], None]]:
+    """A progress bar, drawn on stderr if that is a terminal; gives the call that advances it."""
     console = Console(stderr=True)
     progress = Progress(
         TextColumn("replay"),
@@ -211,37 +204,24 @@ def _run(requests: list[Request], layout: PoolLayout, options: ReplayOptions) ->
         disable=not console.is_terminal,
     )
     with progress:
-        task = progress.add_task("replay", total=len(requests))
+        task = progress.add_task("replay", total=total)
         try:
-            return replay_trace(arena, layout, requests, options, lambda: progress.advance(task))
+            yield lambda: progress.advance(task)
         except AllocatorError as error:
             raise click.ClickException(f"{type(error).__name__}: {error}") from error
 
 
-def _settings(
-    options: dict[str, Any],
-    geometry: Geometry,
-    layout: PoolLayout,
-    request_count: int,
-    result: ReplayResult,
-) -> dict[str, Any]:
+def _settings(options: dict[str, Any], geometry: Geometry, request_count: int) -> Report:
     trace_path: Path | None = options["trace_path"]
     return {
         "trace": trace_path.name if trace_path else "generated trace",
         "requests": request_count,
+        "drift": options["drift"],
         "geometry": geometry.name,
-        "pool_gib": options["pool_gib"],
         "page_scale": str(options["page_scale"]),
-        "page_bytes": layout.page_bytes,
-        "page_size": layout.page_size,
-        "state_bytes": layout.state_bytes,
-        "num_pages": layout.num_pages,
-        "state_slots": layout.state_slots,
+        "page_size": geometry.page_size,
         "running": options["running"],
         "seed": options["seed"],
-        "verify": options["verify"],
-        "backend": result.backend,
-        "device": result.device,
         "kvdefrag": __version__,
         "torch": torch.__version__,
         "numpy": np.__version__,

@@ -15,19 +15,21 @@ from rich.table import Table
 from kvdefrag import ArenaStats
 
 from .replay import ReplayResult
+from .replay_watch import Watch
 
 Report = dict[str, Any]
 
 _KIB = 1024
 
 
-def build_report(settings: Report, result: ReplayResult) -> Report:
-    """Collect the figures of a replay; `settings` are put first.
+def build_report(settings: Report, result: ReplayResult, watch: Watch) -> Report:
+    """Collect the figures of a replay of our arena; `settings` are put first.
 
     Launches and copies are those of the whole replay: the translations that stamping and comparing
     need are among the launches.
     """
     counters, verdict = result.counters, result.verdict
+    assert isinstance(result.stats, ArenaStats)
     return {
         "settings": settings,
         "passed": result.passed,
@@ -43,6 +45,7 @@ def build_report(settings: Report, result: ReplayResult) -> Report:
             "generated": counters.generated_tokens,
             "decode_steps": counters.decode_steps,
         },
+        "waited_requests": counters.waited,
         "evicted_chains": counters.evicted_chains,
         "evicted_pages": dict(counters.evicted_pages),
         **_allocator_figures(result.stats),
@@ -59,6 +62,8 @@ def build_report(settings: Report, result: ReplayResult) -> Report:
         },
         "elapsed_s": result.elapsed_s,
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB,
+        "occupancy": watch.occupancy,
+        "heat": watch.heat,
     }
 
 
@@ -142,6 +147,7 @@ def _traffic_rows(report: Report) -> Iterator[tuple[str, str]]:
         yield "state slots", f"{settings['state_slots']:,} of {settings['state_bytes']:,} bytes"
     yield "requests finished", f"{requests['finished']:,}"
     yield "requests refused", f"{requests['refused']:,}"
+    yield "requests that waited for pages", f"{report['waited_requests']:,}"
     yield "preemptions", f"{requests['preemptions']:,}"
     yield "prompt tokens", f"{tokens['prompt']:,}"
     yield "hit rate", f"{tokens['hit_rate']:.1%}"

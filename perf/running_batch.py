@@ -21,6 +21,7 @@ class Job:
     request: Request
     generated: int = 0
     admitted: bool = False
+    waited: bool = False
 
     @property
     def private_tokens(self) -> int:

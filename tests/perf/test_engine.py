@@ -95,4 +95,6 @@ def test_waiting_requests_are_admitted_when_another_finishes(tmp_path, write_tra
     trace = write_trace(*(([block], 16, 8) for block in range(6)))
     report = report_of(tmp_path, trace, *SMALL, pool_of(1 + 80))
     assert report["requests"] == {"finished": 6, "refused": 0, "preemptions": 0}
+    # Two fit at a time and finish together: the third waited, and the fifth.
+    assert report["waited_requests"] == 2
     assert report["evicted_pages"]["full"] > 0

@@ -9,7 +9,7 @@ import torch
 from kvdefrag.kernels import translate
 from kvdefrag.perf import gpu_check_promises, gpu_check_sanitizer
 from kvdefrag.perf.gpu_check_bandwidth import WorkingSet
-from kvdefrag.perf.gpu_check_baselines import BatchedLookupPool, CopyingPageByPage
+from kvdefrag.perf.gpu_check_baselines import batched_look_up, copying_page_by_page
 from kvdefrag.perf.gpu_check_clock import Clock
 from kvdefrag.perf.gpu_check_flush import Ours, Scene
 from kvdefrag.perf.gpu_check_lockstep import Lockstep
@@ -76,7 +76,7 @@ class TestComparisons:
         assert ids.min() >= 1
         assert len(ids.unique()) == len(ids)
 
-    @pytest.mark.parametrize("maker", [Ours, CopyingPageByPage, BatchedLookupPool])
+    @pytest.mark.parametrize("maker", [Ours, copying_page_by_page, batched_look_up])
     def test_a_flush(self, maker):
         scene = Scene(torch.empty((25, 4), dtype=torch.int64), 6, Clock(CPU))
         pool = maker(scene.pages)
