@@ -60,7 +60,7 @@ class Record:
 def as_record(file: ResultFile) -> Record:
     """The record that a file of that kind holds."""
     if file.kind != RECORD:
-        raise ResultError(f"{file.name}: a {file.kind}, not a benchmark record")
+        raise ResultError(f"{file.name}: this is the JSON of {file.kind}, not a benchmark record")
     cpu = file.data["machine_info"].get("cpu") or {}
     count = cpu.get("count")
     brand = str(cpu.get("brand_raw") or file.data["machine_info"].get("machine") or "unknown CPU")

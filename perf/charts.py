@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -128,11 +129,18 @@ def as_figure(figure: go.Figure, height: int, **layout: Any) -> Figure:
 
 
 def log_axis(title: str, values: Iterable[float]) -> dict[str, Any]:
-    """A log axis with a tick at each power of ten; also at 2 and 5 where there are few of those."""
-    known = [value for value in values if value > 0]
-    is_long = bool(known) and max(known) >= 100 * min(known)
-    dtick = 1 if is_long else "D2"
-    return {"type": "log", "title": {"text": title}, "dtick": dtick, "exponentformat": "power"}
+    """A log axis, its ticks in plain numbers: powers of ten, and 2 and 5 where those are few."""
+    known = [value for value in values if value > 0] or [1, 10]
+    low, high = min(known), max(known)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    factors = (1,) if high >= 100 * low else (1, 2, 5)
+    ticks = [factor * 10.0**power for power in powers for factor in factors]
+    return {
+        "type": "log",
+        "title": {"text": title},
+        "tickvals": ticks,
+        "ticktext": [f"{tick:,.0f}" if tick >= 1 else f"{tick:g}" for tick in ticks],
+    }
 
 
 def bytes_text(count: float) -> str:

@@ -137,9 +137,8 @@ def _bytes(replays: Sequence[ResultFile], comparisons: Sequence[ResultFile]) -> 
     checked = sum(check.get("pages_checked", 0) for check in checks)
     if not checked:
         return Tile(label, "", "needs a replay that verifies")
-    return Tile(
-        label, "0", f"of {checked:,} compared in {len(checks)} replay{'s' * (len(checks) > 1)}"
-    )
+    where = "one replay" if len(checks) == 1 else f"{len(checks)} replays"
+    return Tile(label, "0", f"of {checked:,} compared in {where}")
 
 
 def _hit_rate_of(run: dict[str, Any]) -> float:
