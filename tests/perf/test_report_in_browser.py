@@ -33,7 +33,7 @@ OPTIONS = (
 WIDTHS, SCHEMES = (1100, 420), ("light", "dark")
 SVG_COUNTS = """
 return Object.fromEntries([...document.querySelectorAll('.plot')].map(
-  (plot) => [plot.id.slice(5), plot.querySelectorAll('svg.main-svg .trace, svg.main-svg .hm').length]
+  (plot) => [plot.id.slice(5), plot.querySelectorAll('svg .trace, svg .hm').length]
 ));
 """
 
