@@ -14,7 +14,10 @@ FLUSH, PLAN, ALLOC_FREE, KERNELS = "flush", "plan", "alloc_free", "kernels"
 
 @dataclass(frozen=True)
 class Row:
-    """One benchmark; times are microseconds: the median and the quartiles around it."""
+    """One benchmark; times are microseconds: the median and the quartiles around it.
+
+    ``params``: what the benchmark is parametrised over; ``extra``: its ``extra_info``.
+    """
 
     name: str
     operation: str
@@ -25,6 +28,7 @@ class Row:
     high_us: float
     rounds: int
     interpreted: bool
+    params: dict[str, Any]
     extra: dict[str, Any]
 
     def number(self, key: str) -> float | None:
@@ -93,6 +97,7 @@ def _row(benchmark: dict[str, Any]) -> Row:
         high_us=stats["q3"] * 1e6,
         rounds=stats["rounds"],
         interpreted=bool(extra.get("interpreted")) or extra.get("backend") == "interpret",
+        params=benchmark.get("params") or {},
         extra=extra,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
@@ -17,11 +17,41 @@ ROW_HEIGHT = 44
 Run = dict[str, Any]
 
 
+class Case(NamedTuple):
+    """All runs of one file with one pool size: these saw the same requests and the same bytes."""
+
+    file: str
+    label: str
+    runs: list[Run]
+
+    @property
+    def passed(self) -> list[Run]:
+        """A run with a wrong byte has no time and no hit rate worth drawing."""
+        return [run for run in self.runs if run["passed"]]
+
+
+def cases_of(files: Sequence[ResultFile]) -> list[Case]:
+    """Newest file first, its pool sizes in their order; those with a run that passed."""
+    cases = []
+    for file in reversed(files):
+        settings = file.data["settings"]
+        by_size: dict[float | None, list[Run]] = {}
+        for run in file.data["comparison"]:
+            by_size.setdefault(run.get("pool_gib"), []).append(run)
+        for size, runs in by_size.items():
+            pool = None if size is None else f"{size:g} GiB"
+            parts = (pool, file.name, settings.get("trace"), settings.get("geometry"))
+            label = ", ".join(str(part) for part in parts if part)
+            cases.append(Case(file.name, label, runs))
+    return [case for case in cases if case.passed]
+
+
 def hit_rate_chart(files: Sequence[ResultFile]) -> Chart:
     """Prefix hit rates side by side."""
     title = "Hit rate by allocator"
     text = "Share of prompt tokens that the prefix cache held, one trace through each allocator."
-    if not _drawn(files):
+    cases = cases_of(files)
+    if not cases:
         return Chart("hit-rate", title, text, missing=HOW)
     traces = [
         go.Bar(
@@ -32,29 +62,29 @@ def hit_rate_chart(files: Sequence[ResultFile]) -> Chart:
             textposition="auto",
             name=plain(run_name(run)),
             showlegend=False,
-            visible=case == 0,
-            meta={"series": series_of(run["contender"], position), "case": case},
+            visible=number == 0,
+            meta={"series": series_of(run["contender"], position), "case": number},
             hovertemplate="%{y}: %{x:.2f} %<extra></extra>",
         )
-        for case, file in enumerate(_drawn(files))
-        for position, run in enumerate(_passed(file))
+        for number, case in enumerate(cases)
+        for position, run in enumerate(case.passed)
     ]
     headings = (
-        "file", "allocator", "hit rate %", "evicted pages", "requests that waited", "bytes right",
+        "case", "allocator", "hit rate %", "evicted pages", "requests that waited", "bytes right",
     )  # fmt: skip
     rows: list[tuple[Cell, ...]] = [
         (
-            file.name,
+            case.label,
             run_name(run),
             100 * run["hit_rate"] if run["passed"] else None,
             sum(run["evicted_pages"].values()) if "evicted_pages" in run else None,
             run.get("waited_requests"),
             run["passed"],
         )
-        for file in _drawn(files)
-        for run in file.data["comparison"]
+        for case in cases
+        for run in case.runs
     ]
-    return _chart(files, ("hit-rate", title, text), traces, "% of prompt tokens", headings, rows)
+    return _chart(cases, ("hit-rate", title, text), traces, "% of prompt tokens", headings, rows)
 
 
 def host_time_chart(files: Sequence[ResultFile]) -> Chart:
@@ -64,25 +94,26 @@ def host_time_chart(files: Sequence[ResultFile]) -> Chart:
         "Measured in the calls of each allocator. A hatched part is a model, not a measurement: "
         "the stated cost of a read-back times the read-backs that were counted."
     )
-    if not _drawn(files):
+    cases = cases_of(files)
+    if not cases:
         return Chart("host-time", title, text, missing=HOW)
     traces = []
-    for case, file in enumerate(_drawn(files)):
-        runs = _passed(file)
+    for number, case in enumerate(cases):
+        runs = case.passed
         parts = [call for call in CALLS if any(call in run["host_ms"] for run in runs)]
         for series, call in enumerate(parts or ["total"], start=PARTS + 1):
             values = [run["host_ms"].get(call) for run in runs]
-            traces.append(_part(runs, call, values, series, case))
+            traces.append(_part(runs, call, values, series, number))
         modelled = [run.get("modelled_sync_ms") for run in runs]
         if any(modelled):
-            traces.append(_part(runs, "syncs (model)", modelled, NEUTRAL, case))
+            traces.append(_part(runs, "syncs (model)", modelled, NEUTRAL, number))
     headings = (
-        "file", "allocator", *(f"{call} ms" for call in CALLS), "total ms", "syncs ms (model)",
+        "case", "allocator", *(f"{call} ms" for call in CALLS), "total ms", "syncs ms (model)",
         "moves", "bytes moved", "device-to-host copies",
     )  # fmt: skip
     rows: list[tuple[Cell, ...]] = [
         (
-            file.name,
+            case.label,
             run_name(run),
             *(run["host_ms"].get(call) for call in (*CALLS, "total")),
             run.get("modelled_sync_ms"),
@@ -90,10 +121,10 @@ def host_time_chart(files: Sequence[ResultFile]) -> Chart:
             run.get("bytes_moved"),
             run.get("device_to_host_copies"),
         )
-        for file in _drawn(files)
-        for run in _passed(file)
+        for case in cases
+        for run in case.passed
     ]
-    return _chart(files, ("host-time", title, text), traces, "milliseconds", headings, rows)
+    return _chart(cases, ("host-time", title, text), traces, "milliseconds", headings, rows)
 
 
 def run_name(run: Run) -> str:
@@ -102,15 +133,14 @@ def run_name(run: Run) -> str:
 
 
 def _chart(
-    files: Sequence[ResultFile],
+    cases: list[Case],
     words: tuple[str, str, str],
     traces: list[go.Bar],
     unit: str,
     headings: tuple[str, ...],
     rows: list[tuple[Cell, ...]],
 ) -> Chart:
-    drawn = _drawn(files)
-    names = max(len(_passed(file)) for file in drawn)
+    names = max(len(case.passed) for case in cases)
     figure = as_figure(
         go.Figure(traces),
         ROW_HEIGHT * names + 130,
@@ -122,8 +152,8 @@ def _chart(
         *words,
         figure=figure,
         table=NumberTable(headings, rows),
-        cases=tuple(_label(file) for file in drawn),
-        case_label="Comparison",
+        cases=tuple(case.label for case in cases),
+        case_label="Pool and trace",
     )
 
 
@@ -138,20 +168,3 @@ def _part(runs: list[Run], name: str, values: list[float | None], series: int, c
         marker={"pattern": {"shape": "/" if series == NEUTRAL else ""}},
         hovertemplate="%{x:,.4~r} ms",
     )
-
-
-def _drawn(files: Sequence[ResultFile]) -> list[ResultFile]:
-    """Newest first; those with a run whose bytes were right."""
-    return [file for file in reversed(files) if _passed(file)]
-
-
-def _passed(file: ResultFile) -> list[Run]:
-    """A run with a wrong byte has no time and no hit rate worth drawing."""
-    return [run for run in file.data["comparison"] if run["passed"]]
-
-
-def _label(file: ResultFile) -> str:
-    settings = file.data["settings"]
-    pool = f"{settings['pool_gib']:g} GiB" if "pool_gib" in settings else None
-    parts = [file.name, settings.get("trace"), settings.get("geometry"), pool]
-    return ", ".join(str(part) for part in parts if part)

@@ -11,7 +11,8 @@ from plotly.subplots import make_subplots
 from .charts import PARTS, Cell, Chart, NumberTable, as_figure, plain
 from .result_files import ResultFile
 
-HOW = "No file of this kind among the input; replay --json writes it."
+HOW = "No replay with this among the files; replay --json writes it."
+NO_MOVES = "No replay among the files has a flush that moved pages; replay --json writes it."
 PLOT_HEIGHT = 230
 SHADE = {"live": 0.75, "holes": 0.3}
 
@@ -58,7 +59,7 @@ def heat_chart(replays: Sequence[ResultFile]) -> Chart:
     )
     replays = [replay for replay in replays if _heat(replay)][::-1]
     if not replays:
-        return Chart("heat", title, text, missing=HOW)
+        return Chart("heat", title, text, missing=NO_MOVES)
     figure = make_subplots(
         rows=2, shared_xaxes=True, vertical_spacing=0.16, subplot_titles=("before", "after")
     )

@@ -9,7 +9,7 @@ from . import bandwidth_chart
 from .benchmark_record import FLUSH, OURS, Record, Row
 from .charts import bytes_text
 from .compare import PAIRED_KEY
-from .comparison_charts import run_name
+from .comparison_charts import cases_of, run_name
 from .result_files import ResultFile
 
 SHARE = "% of device copy"
@@ -52,26 +52,22 @@ def _flush_rows(records: Sequence[Record]) -> list[Row]:
 
 
 def _speed(rows: list[Row]) -> Tile:
-    """The largest number of holes that has a baseline: the paired ratio, else that of medians."""
-    label = "Flush against its baseline"
-    ours = [row for row in rows if row.contender == OURS and row.number("holes")]
-    for row in sorted(ours, key=lambda row: -(row.number("holes") or 0)):
-        where = f"at {row.number('holes'):,} holes, {row.median_us:,.1f} us a flush"
-        ratio = row.number(PAIRED_KEY)
-        if ratio:
-            baseline = row.extra.get("baseline", "its baseline")
-            return Tile(label, f"{ratio:,.1f}x", f"as fast as {baseline}, paired rounds, {where}")
-        others = [other for other in rows if _same_case(row, other) and other.contender != OURS]
-        if others:
-            best = min(others, key=lambda other: other.median_us)
-            value = f"{best.median_us / row.median_us:,.1f}x"
-            return Tile(label, value, f"as fast as {best.contender}, the fastest other, {where}")
-    return Tile(label, "", "needs a benchmark record with flushes")
-
-
-def _same_case(row: Row, other: Row) -> bool:
-    keys = ("holes", "moves", "page_bytes", "fragmentation", "backend", "device")
-    return all(row.extra.get(key) == other.extra.get(key) for key in keys)
+    """At the most holes that have a baseline: against the fastest one, then the others."""
+    label = "Flush against its baselines"
+    paired = [row for row in rows if row.number("holes") and row.number(PAIRED_KEY)]
+    if not paired:
+        return Tile(label, "", "needs a benchmark record with flushes")
+    most = max(paired, key=lambda row: row.number("holes") or 0)
+    ratios: dict[str, float] = {}
+    for row in paired:
+        if (row.operation, row.number("holes")) == (most.operation, most.number("holes")):
+            of_ours = row.contender == OURS
+            baseline = str(row.extra.get("baseline", "its baseline") if of_ours else row.contender)
+            ratios.setdefault(baseline, row.number(PAIRED_KEY) or 0)
+    (nearest, ratio), *others = sorted(ratios.items(), key=lambda item: item[1])
+    also = "".join(f", {other:,.1f}x as {name}" for name, other in others)
+    detail = f"as fast as {nearest}{also}; {most.number('holes'):,} holes, rounds by turns"
+    return Tile(label, f"{ratio:,.1f}x", detail)
 
 
 def _read_backs(rows: list[Row]) -> Tile:
@@ -104,21 +100,25 @@ def _bandwidth(checks: Sequence[ResultFile]) -> Tile:
 
 
 def _hit_rate(comparisons: Sequence[ResultFile]) -> Tile:
-    """Against the static split that did best."""
+    """Against the static split that did best, at every pool size of the newest comparison."""
     label = "Hit rate, shared against split pools"
-    for comparison in reversed(comparisons):
-        runs = [run for run in comparison.data["comparison"] if run["passed"]]
-        ours = [run for run in runs if run["contender"] == OURS]
-        static = [run for run in runs if run["contender"] == STATIC]
-        if ours and static:
+    cases = cases_of(comparisons)
+    gains = []
+    for case in cases:
+        ours = [run["hit_rate"] for run in case.passed if run["contender"] == OURS]
+        static = [run for run in case.passed if run["contender"] == STATIC]
+        if ours and static and case.file == cases[0].file:
             best = max(static, key=_hit_rate_of)
-            gain = 100 * (ours[0]["hit_rate"] - best["hit_rate"])
-            detail = (
-                f"points: {100 * ours[0]['hit_rate']:.1f} % against "
-                f"{100 * best['hit_rate']:.1f} % of the best split ({run_name(best)})"
-            )
-            return Tile(label, f"{gain:+.1f}", detail)
-    return Tile(label, "", "needs a comparison with static splits")
+            gains.append((100 * (ours[0] - best["hit_rate"]), 100 * ours[0], best))
+    if not gains:
+        return Tile(label, "", "needs a comparison with static splits")
+    low, high = (end(gain for gain, _, _ in gains) for end in (min, max))
+    if len(gains) > 1:
+        detail = f"points over the best static split, {len(gains)} pool sizes"
+        return Tile(label, f"{low:+.1f} to {high:+.1f}", detail)
+    _, ours_rate, best = gains[0]
+    against = f"{ours_rate:.1f} % against {100 * best['hit_rate']:.1f} %"
+    return Tile(label, f"{low:+.1f}", f"points: {against} of the best split ({run_name(best)})")
 
 
 def _bytes(replays: Sequence[ResultFile], comparisons: Sequence[ResultFile]) -> Tile:

@@ -83,8 +83,7 @@ def _layer_chart(records: Sequence[Record], layer: str, key: str, title: str, te
     by_case: dict[Case, list[Row]] = {}
     for row in rows:
         by_case.setdefault(_case(row), []).append(row)
-    # The case with most contenders is the one to look at first.
-    cases = sorted(by_case, key=lambda case: -len({row.contender for row in by_case[case]}))
+    cases = sorted(by_case, key=lambda case: _weight(by_case[case]), reverse=True)
     traces = [trace for i, case in enumerate(cases) for trace in _contenders(by_case[case], i)]
     unit = "holes" if rows[0].number("holes") is not None else "moves"
     return Chart(
@@ -162,18 +161,25 @@ def _x(row: Row) -> float | None:
 PARTS: tuple[tuple[str, Callable[[Any], str]], ...] = (
     ("page_bytes", lambda value: f"{bytes_text(value)} a page"),
     ("fragmentation", lambda value: f"fragmentation {value:g}"),
-    ("backend", lambda value: f"{value} backend"),
     ("device", str),
 )
 
 
 def _case(row: Row) -> Case:
-    """What rows of one line have in common beside the contender, in words."""
+    """What rows of one line have in common beside the contender, in words.
+
+    Figures that a benchmark is not parametrised over may vary along a line.
+    """
     parts = [row.operation]
     for name, say in PARTS:
-        value = row.extra.get(name)
+        value = row.params.get(name) if row.params and name != "device" else row.extra.get(name)
         parts.append("" if value is None else say(value))
     return tuple(parts)
+
+
+def _weight(rows: list[Row]) -> tuple[int, int]:
+    """The case with most contenders and points is the one to look at first."""
+    return len({row.contender for row in rows}), len(rows)
 
 
 def _label(case: Case, cases: list[Case]) -> str:

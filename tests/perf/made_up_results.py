@@ -4,16 +4,17 @@ import json
 from itertools import product
 
 CONTENDERS = ("kvdefrag", "scalar", "batched", "page_by_page")
+RATIOS = {"kvdefrag": 2.5, "batched": 1.5, "scalar": 2.6}
 HOLES = (1, 16, 256, 4096)
 PAGE_BYTES = (65536, 1048576)
 HOSTILE = "</script><img src=x onerror=alert(1)>&\"'`{{7*7}}%{x}"
 
 
-def bench_row(name, median_us, extra=None, file="bench_flush.py"):
+def bench_row(name, median_us, extra=None, file="bench_flush.py", params=None):
     return {
         "name": name,
         "fullname": f"perf/{file}::{name}",
-        "params": None,
+        "params": params,
         "extra_info": extra or {},
         "stats": {
             "median": median_us / 1e6,
@@ -31,16 +32,19 @@ def flush_row(contender, holes, page_bytes, number, **more):
         "holes": holes,
         "moves": holes // 2,
         "page_bytes": page_bytes,
-        "fragmentation": 0.25,
-        "backend": "host",
+        "fragmentation": min(0.25, holes / 64),
+        "backend": "host" if contender == "kvdefrag" else "torch",
+        "baseline": "scalar" if contender == "kvdefrag" else contender,
         "device": "cpu",
         "d2h": 1,
         "torch": "9.9.9",
-        **({"paired_ratio_p50": 2.5} if contender == "kvdefrag" else {}),
+        **({"paired_ratio_p50": RATIOS[contender]} if contender in RATIOS else {}),
         **more,
     }
     median_us = 10 + 0.125 * holes * (number + 1) + page_bytes / 1e5
-    return bench_row(f"test_flush[{contender}-{holes}-{page_bytes}]", median_us, extra)
+    params = {"contender": contender, "holes": holes, "page_bytes": page_bytes}
+    name = f"test_flush[{contender}-{holes}-{page_bytes}]"
+    return bench_row(name, median_us, extra, params=params)
 
 
 def record(commit="a" * 40, day=1, brand="Made-up CPU", rows=None):
@@ -106,6 +110,7 @@ def run(contender, hit_rate, split=None, **more):
     return {
         "contender": contender,
         "split": split,
+        "pool_gib": 100.0,
         "hit_rate": hit_rate,
         "evicted_pages": {"full": 10, "state": 1},
         "waited_requests": 2,
@@ -128,7 +133,11 @@ def comparison():
         run("static", 0.25, "1/4"),
         run("static", 0.3125, "1/2"),
     ]
-    return {"comparison": runs, "settings": {"trace": "made-up trace", "pool_gib": 100.0}}
+    small = [run("kvdefrag", 0.125, pool_gib=20.0), run("static", 0.1, "1/2", pool_gib=20.0)]
+    return {
+        "comparison": runs + small,
+        "settings": {"trace": "made-up trace", "pool_gib": [100.0, 20.0]},
+    }
 
 
 def gpu_check():

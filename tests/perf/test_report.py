@@ -141,8 +141,11 @@ def test_comparison_shows_hits_and_time(page):
     rates = [100 * run["hit_rate"] for run in runs]
     assert [rate for (rate,) in cells(page, "hit-rate", "hit rate %")] == rates
     names = ["kvdefrag", "scalar", "batched", "eager", "static 1/4", "static 1/2"]
+    names += ["kvdefrag", "static 1/2"]
     assert [name for (name,) in cells(page, "host-time", "allocator")] == names
-    assert points(page, "host-time")["flush"][0] == (4.125, "kvdefrag")
+    assert points(page, "host-time")["flush"] == [(4.125, name) for name in names[:6]]
+    assert "100 GiB, comparison.json, made-up trace" in page.words
+    assert "20 GiB, comparison.json, made-up trace" in page.words
     assert "syncs (model)" in points(page, "host-time")
     assert "a model, not a measurement" in page.words
 
@@ -163,10 +166,17 @@ def test_history_joins_no_machines(tmp_path):
 
 
 def test_headline(page):
-    assert "2.5x as fast as its baseline, paired rounds, at 4,096 holes" in page.words
+    assert "1.5x as fast as batched, 2.5x as scalar; 4,096 holes, rounds by turns" in page.words
     assert "92.5 % of a device copy, 64 KiB a page, NVIDIA H200" in page.words
-    assert "+6.2 points: 37.5 % against 31.2 % of the best split (static 1/2)" in page.words
+    assert "+2.5 to +6.2 points over the best static split, 2 pool sizes" in page.words
     assert "0 of 1,234 compared in one replay" in page.words
+
+
+def test_one_pool_size_is_told_with_its_split(tmp_path):
+    comparison = made_up.comparison()
+    comparison["comparison"] = comparison["comparison"][:6]
+    _, page = report(tmp_path, {"comparison.json": comparison})
+    assert "+6.2 points: 37.5 % against 31.2 % of the best split (static 1/2)" in page.words
 
 
 def test_without_input_every_chart_says_so(tmp_path):
