@@ -49,6 +49,8 @@ def bench(layers: tuple[str, ...], select: str | None, json_path: Path | None) -
     missing = [name for name in ("pytest", "pytest_benchmark") if find_spec(name) is None]
     if missing:
         raise click.UsageError(f"{' and '.join(missing)} not found: pip install 'kvdefrag[perf]'")
+    if not FILES:
+        raise click.UsageError(f"no bench_*.py beside {Path(__file__).name}.")
     if json_path is None:
         json_path = _default_path()
         json_path.parent.mkdir(exist_ok=True)

@@ -70,6 +70,14 @@ def test_a_missing_package_is_named(bench, monkeypatch):
     assert "kvdefrag[perf]" in result.output
 
 
+def test_without_benchmark_files_no_other_tests_are_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark_command, "FILES", {})
+    monkeypatch.setattr(benchmark_command, "_run_pytest", lambda *arguments: 0)
+    result = CliRunner().invoke(main, ["bench", f"--json={tmp_path / 'record.json'}"])
+    assert result.exit_code == 2
+    assert "no bench_*.py" in result.output
+
+
 def test_every_layer_can_be_chosen():
     result = CliRunner().invoke(main, ["bench", "--help"])
     assert all(layer in result.output for layer in benchmark_command.FILES)
