@@ -6,6 +6,8 @@ WORKERS ?= 2
 GPU_PYTHON ?= python3
 GPU_CHECK ?=
 REPORT ?= build/report
+TRAFFIC ?= --limit 1000 --pool-gib 20
+COMPARE ?= scalar,batched,eager,static
 
 AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo --non-interactive)
 BROWSER := chromium chromium-driver fonts-dejavu-core
@@ -74,8 +76,10 @@ bench: install  ## measure the allocator beside its baselines; the record goes i
 	@mkdir -p $(REPORT)
 	$(BIN)/python -m kvdefrag.perf bench --json $(REPORT)/bench.json
 
-report: bench  ## run the benchmarks and a replay, and draw them with the results that are kept
-	$(BIN)/python -m kvdefrag.perf replay --json $(REPORT)/replay.json
+report: bench  ## run benchmarks and replays, and draw them with the results that are kept
+	$(BIN)/python -m kvdefrag.perf replay $(TRAFFIC) --json $(REPORT)/replay.json
+	$(BIN)/python -m kvdefrag.perf replay $(TRAFFIC) --compare $(COMPARE) \
+	--json $(REPORT)/comparison.json
 	$(BIN)/python -m kvdefrag.perf limits --json $(REPORT)/limits.json
 	$(BIN)/python -m kvdefrag.perf report $(wildcard perf/results) $(REPORT) --out $(REPORT)/index.html
 

@@ -25,8 +25,8 @@ GROUP = "copy bandwidth"
 DEVICE_COPY = "device copy"
 TITLE = "Copy bandwidth against page size"
 TEXT = (
-    "Bytes read and written a second while pages move, ids shuffled, caches cold. The limit is "
-    "what a copy sustains on that GPU: computed or taken from elsewhere, not measured here."
+    "Bytes read and written a second while pages move; the GPU check shuffles ids and keeps caches "
+    "cold. The limit is what a copy sustains on that GPU: computed or taken from elsewhere."
 )
 HOW = "No bandwidth among the files; make gpu-check on a machine with a GPU writes it."
 
@@ -64,6 +64,7 @@ def bandwidth_chart(
         440,
         xaxis=_page_axis(cases),
         yaxis={"title": {"text": "GB/s"}, "rangemode": "tozero"},
+        showlegend=True,
     )
     headings = ("device", "copy", "page bytes", "GB/s", "low GB/s", "high GB/s", "% of limit")
     rows = [row for case in cases for row in _rows(case)]
@@ -94,7 +95,9 @@ def _of_record(record: Record, limits: Sequence[ResultFile]) -> list[Case]:
         gbps, page_bytes = row.number("gbps"), row.number("page_bytes")
         if row.layer == KERNELS and gbps and page_bytes:
             device = str(row.extra.get("device", "cpu"))
-            name = f"{row.contender}, {row.operation}"
+            moves = row.number("moves")
+            pages = "" if moves is None else f" of {moves:,} pages"
+            name = f"{row.contender}, {row.operation}{pages}"
             by_device.setdefault(device, []).append(Point(name, page_bytes, gbps, None, None))
     return [
         Case(f"{device}, {record.name}", points, _limits(device, limits))

@@ -9,6 +9,9 @@ from typing import Any
 from .result_files import RECORD, ResultError, ResultFile
 
 OURS = "kvdefrag"
+UNVERSIONED = "unversioned"
+"""What pytest-benchmark writes outside a repository."""
+
 FLUSH, PLAN, ALLOC_FREE, KERNELS = "flush", "plan", "alloc_free", "kernels"
 
 
@@ -112,7 +115,7 @@ def _operation(benchmark: dict[str, Any], extra: dict[str, Any]) -> str:
 def _commit(info: dict[str, Any]) -> str:
     """Ten digits of the commit, with a mark if the tree had changes; "" without one."""
     commit = info.get("id")
-    if not isinstance(commit, str) or not commit:
+    if not isinstance(commit, str) or commit in ("", UNVERSIONED):
         return ""
     return commit[:10] + ("+changes" if info.get("dirty") else "")
 

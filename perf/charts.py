@@ -30,6 +30,7 @@ SERIES = {
     "page by page": 6,
     "kvdefrag with rebind": 7,
     "straightforward kernel": 8,
+    "unpacked": 8,
 }
 """A contender keeps its colour on every chart; 0 is the neutral colour of limits."""
 

@@ -47,7 +47,8 @@ def history_chart(records: Sequence[Record], checks: Sequence[ResultFile]) -> Ch
         return Chart("history", TITLE, TEXT, missing=HOW)
     points.sort(key=lambda point: point.when)
     # The oldest file may hold benchmarks that are gone: those of the newest come first.
-    benchmarks = list(dict.fromkeys(point.benchmark for point in reversed(points)))
+    newest_first = sorted(points, key=lambda point: point.when, reverse=True)
+    benchmarks = list(dict.fromkeys(point.benchmark for point in newest_first))
     benchmarks.sort(key=lambda name: -sum(point.benchmark == name for point in points))
     benchmarks.sort(key=_layer_order)
     machines = list(dict.fromkeys(point.machine for point in points))

@@ -64,8 +64,12 @@ def heat_chart(replays: Sequence[ResultFile]) -> Chart:
         rows=2, shared_xaxes=True, vertical_spacing=0.16, subplot_titles=("before", "after")
     )
     numbers: list[tuple[Cell, ...]] = []
+    labels = []
     for case, replay in enumerate(replays):
         heat = replay.data["heat"]
+        moves = heat.get("moves")
+        moved = "" if moves is None else f", {moves:,} pages moved"
+        labels.append(f"{_label(replay)}{moved}")
         pools = list(dict.fromkeys(pool for cell in heat["before"] for pool in cell))
         for row, moment in enumerate(("before", "after"), start=1):
             for series, pool in enumerate(pools, start=1):
@@ -87,7 +91,7 @@ def heat_chart(replays: Sequence[ResultFile]) -> Chart:
         text,
         figure=as_figure(figure, 320),
         table=NumberTable(headings, numbers),
-        cases=tuple(_label(replay) for replay in replays),
+        cases=tuple(labels),
         case_label="Replay",
     )
 

@@ -52,22 +52,32 @@ def _flush_rows(records: Sequence[Record]) -> list[Row]:
 
 
 def _speed(rows: list[Row]) -> Tile:
-    """At the most holes that have a baseline: against the fastest one, then the others."""
+    """Against each baseline at the most holes that have one, and against the best at the fewest."""
     label = "Flush against its baselines"
     paired = [row for row in rows if row.number("holes") and row.number(PAIRED_KEY)]
     if not paired:
         return Tile(label, "", "needs a benchmark record with flushes")
     most = max(paired, key=lambda row: row.number("holes") or 0)
+    (nearest, ratio), *others = _ratios(paired, most)
+    also = "".join(f", {other:,.1f}x as {name}" for name, other in others)
+    detail = f"as fast as {nearest}{also}, at {most.number('holes'):,} holes"
+    alike = [row for row in paired if row.operation == most.operation]
+    fewest = min(alike, key=lambda row: row.number("holes") or 0)
+    if fewest.number("holes") != most.number("holes"):
+        name, least = _ratios(paired, fewest)[0]
+        detail += f"; at {fewest.number('holes'):,}, {least:,.1f}x as {name}"
+    return Tile(label, f"{ratio:,.1f}x", detail)
+
+
+def _ratios(rows: list[Row], like: Row) -> list[tuple[str, float]]:
+    """Paired ratio of every baseline that was timed at the holes of ``like``, the lowest first."""
     ratios: dict[str, float] = {}
-    for row in paired:
-        if (row.operation, row.number("holes")) == (most.operation, most.number("holes")):
+    for row in rows:
+        if (row.operation, row.number("holes")) == (like.operation, like.number("holes")):
             of_ours = row.contender == OURS
             baseline = str(row.extra.get("baseline", "its baseline") if of_ours else row.contender)
             ratios.setdefault(baseline, row.number(PAIRED_KEY) or 0)
-    (nearest, ratio), *others = sorted(ratios.items(), key=lambda item: item[1])
-    also = "".join(f", {other:,.1f}x as {name}" for name, other in others)
-    detail = f"as fast as {nearest}{also}; {most.number('holes'):,} holes, rounds by turns"
-    return Tile(label, f"{ratio:,.1f}x", detail)
+    return sorted(ratios.items(), key=lambda item: item[1])
 
 
 def _read_backs(rows: list[Row]) -> Tile:

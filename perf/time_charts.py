@@ -34,7 +34,7 @@ def plan_chart(records: Sequence[Record]) -> Chart:
 def alloc_free_chart(records: Sequence[Record]) -> Chart:
     """Calls that move nothing."""
     text = "Host time of the calls between flushes."
-    return _layer_chart(records, ALLOC_FREE, "alloc-free", "Alloc and free against pages", text)
+    return _layer_chart(records, ALLOC_FREE, "alloc-free", "Alloc and free against holes", text)
 
 
 def gpu_flush_chart(checks: Sequence[ResultFile]) -> Chart:

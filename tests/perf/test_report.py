@@ -166,7 +166,10 @@ def test_history_joins_no_machines(tmp_path):
 
 
 def test_headline(page):
-    assert "1.5x as fast as batched, 2.5x as scalar; 4,096 holes, rounds by turns" in page.words
+    assert (
+        "1.5x as fast as batched, 2.5x as scalar, at 4,096 holes; at 1, 1.5x as batched"
+        in page.words
+    )
     assert "92.5 % of a device copy, 64 KiB a page, NVIDIA H200" in page.words
     assert "+2.5 to +6.2 points over the best static split, 2 pool sizes" in page.words
     assert "0 of 1,234 compared in one replay" in page.words
