@@ -70,7 +70,8 @@ def heat_chart(replays: Sequence[ResultFile]) -> Chart:
         moves = heat.get("moves")
         moved = "" if moves is None else f", {moves:,} pages moved"
         labels.append(f"{_label(replay)}{moved}")
-        pools = list(dict.fromkeys(pool for cell in heat["before"] for pool in cell))
+        cells_of_both = (*heat["before"], *heat["after"])
+        pools = list(dict.fromkeys(pool for cell in cells_of_both for pool in cell))
         for row, moment in enumerate(("before", "after"), start=1):
             for series, pool in enumerate(pools, start=1):
                 cells = [cell.get(pool, 0) for cell in heat[moment]]
