@@ -47,7 +47,7 @@ def flush_row(contender, holes, page_bytes, number, **more):
     return bench_row(name, median_us, extra, params=params)
 
 
-def record(commit="a" * 40, day=1, brand="Made-up CPU", rows=None):
+def record(commit="a" * 40, day=1, brand="Made-up CPU", rows=None, slower=1.0):
     if rows is None:
         rows = [
             flush_row(contender, holes, page_bytes, number)
@@ -58,6 +58,9 @@ def record(commit="a" * 40, day=1, brand="Made-up CPU", rows=None):
         for holes in HOLES:
             extra = {"layer": "plan", "holes": holes, "backend": "host"}
             rows.append(bench_row(f"test_plan[{holes}]", 5 + holes / 100, extra, "bench_plan.py"))
+    for row in rows:
+        if isinstance(row.get("stats"), dict):
+            row["stats"]["median"] *= slower
     return {
         "machine_info": {"node": "secret-host", "cpu": {"brand_raw": brand, "count": 2}},
         "commit_info": {"id": commit, "dirty": False},
@@ -66,8 +69,11 @@ def record(commit="a" * 40, day=1, brand="Made-up CPU", rows=None):
     }
 
 
-def interpreted_row():
-    extra = {"layer": "flush", "holes": 7777, "backend": "interpret", "interpreted": True}
+INTERPRETED_MARKS = ({"backend": "interpret"}, {"backend": "triton", "interpreted": True})
+
+
+def interpreted_row(mark=INTERPRETED_MARKS[0]):
+    extra = {"layer": "flush", "holes": 7777, **mark}
     return bench_row("test_flush[interpreted]", 123456.0, extra)
 
 

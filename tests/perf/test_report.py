@@ -10,7 +10,7 @@ from . import made_up_results as made_up
 from .report_reader import report
 
 ALL = {
-    "older.json": made_up.record("c" * 40, day=1),
+    "older.json": made_up.record("c" * 40, day=1, slower=1.5),
     "newer.json": made_up.record("d" * 40, day=2),
     "replay.json": made_up.replay(),
     "comparison.json": made_up.comparison(),
@@ -191,14 +191,16 @@ def test_without_input_every_chart_says_so(tmp_path):
     assert page.words.count("no data") == 5
 
 
-def test_interpreter_rows_are_never_drawn(tmp_path):
-    rows = [*made_up.record()["benchmarks"], made_up.interpreted_row()]
+@pytest.mark.parametrize("mark", made_up.INTERPRETED_MARKS)
+def test_interpreter_rows_are_never_drawn(tmp_path, mark):
+    rows = [*made_up.record()["benchmarks"], made_up.interpreted_row(mark)]
     check = made_up.gpu_check()
     check["device"] = {"name": "CPU, Triton's interpreter"}
     contents = {"record.json": made_up.record(rows=rows), "check.json": check}
     _, page = report(tmp_path, contents)
-    assert "7777" not in page.text.replace(report_page.get_plotlyjs(), "")
-    assert "123456" not in page.text.replace(report_page.get_plotlyjs(), "")
+    own = page.text.replace(report_page.get_plotlyjs(), "")
+    assert "7777" not in own
+    assert "123456" not in own
     assert "record.json: 1 rows of Triton's interpreter are not shown" in page.words
     assert "check.json: run in Triton's interpreter" in page.words
     assert "gpu-flush" not in page.figures

@@ -65,3 +65,16 @@ def test_replays_and_comparisons_of_several_files_are_cases(tmp_path):
         "occupancy": {0, 1},
         "heat": {0, 1},
     }
+
+
+def test_of_two_gpus_the_newer_is_shown_first(tmp_path):
+    old, new = made_up.gpu_check(), made_up.gpu_check()
+    old["date"] = "2000-12-31"
+    old["device"]["name"] = "NVIDIA H200 NVL"
+    contents = {"new.json": new, "old.json": old, "limits.json": made_up.limits()}
+    _, page = report(tmp_path, contents)
+    for key in ("bandwidth", "gpu-flush"):
+        traces = page.figures[key]["data"]
+        assert {trace["meta"]["case"] for trace in traces} == {0, 1}
+        assert all(trace["visible"] == (trace["meta"]["case"] == 0) for trace in traces)
+        assert page.text.index("NVIDIA H200, 2001") < page.text.index("NVIDIA H200 NVL, 2000")
