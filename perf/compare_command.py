@@ -44,6 +44,7 @@ def parse_limit(_context: click.Context, _option: click.Parameter, value: str | 
     help="Exit with 1 if a row of B is slower by more than this, as in 10% or 0.1, "
     "or if a row of A is not in B.",
 )
+@click.option("--strict", is_flag=True, help="Fail also where the spread may be the reason.")
 @click.option("--allow-missing", is_flag=True, help="Rows of A that B lacks are named, no more.")
 @click.option(
     "--json",
@@ -52,12 +53,19 @@ def parse_limit(_context: click.Context, _option: click.Parameter, value: str | 
     help="Also write the figures to this file.",
 )
 def compare(
-    before: Path, after: Path, limit: float | None, allow_missing: bool, json_path: Path | None
+    before: Path,
+    after: Path,
+    limit: float | None,
+    strict: bool,
+    allow_missing: bool,
+    json_path: Path | None,
 ) -> None:
     """Compare two benchmark records, as `bench` writes them, row by row.
 
     Rows that were timed in turns with a baseline are compared by their ratio to it, so that a noisy
-    machine does not decide; other rows by their median. Rows of Triton's interpreter are left out.
+    machine does not decide; other rows by their median. A row fails if it is slower by more than
+    the limit and the quartiles of A and B lie apart, in the ratio or in the time: more rounds, or a
+    quieter machine, show smaller changes. Rows of Triton's interpreter are left out.
 
     Exit status: 0; with --fail-above 1 if a row is too slow or missing; 2 for a file that cannot be
     read, and where the records have no row in common.
@@ -72,7 +80,7 @@ def compare(
             f"{before.name} and {after.name} have no row in common that could be compared."
         )
     console = Console()
-    failing = set() if limit is None else {change.name for change in found.failing(limit)}
+    failing = set() if limit is None else {change.name for change in found.failing(limit, strict)}
     _print_table(found, failing, console)
     _print_notes(found, records, console)
     if json_path is not None:
@@ -116,6 +124,10 @@ def _verdict(
     found: Comparison, failing: set[str], limit: float, allow_missing: bool, console: Console
 ) -> int:
     """Say it, and return the exit status."""
+    unclear = [change for change in found.failing(limit, True) if change.name not in failing]
+    for change in unclear:
+        line = f"unclear {change.name}: {change.slower:.1%} slower, within the spread of the rounds"
+        console.print(escape(line), highlight=False, soft_wrap=True)
     slow = [change for change in found.changes if change.name in failing]
     for change in slow:
         line = f"FAILED {change.name}: {change.slower:.1%} slower, {limit:.1%} allowed"
@@ -124,7 +136,8 @@ def _verdict(
     for name in lost:
         console.print(escape(f"FAILED {name}: not in B"), highlight=False, soft_wrap=True)
     if not slow and not lost:
-        console.print(f"{len(found.changes)} rows, none slower by more than {limit:.1%}")
+        clearly = "clearly " if unclear else ""
+        console.print(f"{len(found.changes)} rows, none {clearly}slower by more than {limit:.1%}")
     return 1 if slow or lost else 0
 
 

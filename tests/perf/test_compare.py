@@ -30,12 +30,20 @@ def compare(tmp_path):
 
 
 def plain_row(median_us, name="test_a"):
-    return bench_row(name, median_us, {"layer": "plan"})
+    return with_times(bench_row(name, median_us, {"layer": "plan"}), median_us)
 
 
-def paired_row(median_us, ratio):
-    row = flush_row("kvdefrag", 256, 65536, 0, paired_ratio_p50=ratio)
+def paired_row(median_us, ratio, spread=0.01):
+    low, high = ((1 - spread) * ratio, (1 + spread) * ratio) if ratio else (None, None)
+    quartiles = {"paired_ratio_p25": low, "paired_ratio_p75": high}
+    row = flush_row("kvdefrag", 256, 65536, 0, paired_ratio_p50=ratio, **quartiles)
+    return with_times(row, median_us, spread)
+
+
+def with_times(row, median_us, spread=0.01):
     row["stats"]["median"] = median_us / 1e6
+    row["stats"]["q1"] = (1 - spread) * median_us / 1e6
+    row["stats"]["q3"] = (1 + spread) * median_us / 1e6
     return row
 
 
@@ -60,6 +68,23 @@ def test_twenty_per_cent_slower_than_the_baseline_is_caught_at_the_same_median(c
     assert result.exit_code == 1
     assert report["rows"][0]["slower"] == pytest.approx(0.2)
     assert f"FAILED {OURS}: 20.0% slower, 10.0% allowed" in result.output
+
+
+def test_what_the_spread_may_explain_fails_if_strict_alone(compare):
+    before, after = [paired_row(100, 3.0, 0.3)], [paired_row(100, 2.5, 0.3)]
+    result, report = compare(before, after, "--fail-above=10%")
+    assert result.exit_code == 0, result.output
+    assert f"unclear {OURS}: 20.0% slower, within the spread of the rounds" in result.output
+    assert report["rows"][0]["is_clear"] is False
+    result, _ = compare(before, after, "--fail-above=10%", "--strict")
+    assert result.exit_code == 1
+
+
+def test_a_noisy_baseline_hides_no_slower_time(compare):
+    before = [with_times(paired_row(100, 3.0, 0.5), 100)]
+    after = [with_times(paired_row(120, 2.5, 0.5), 120)]
+    result, _ = compare(before, after, "--fail-above=10%")
+    assert result.exit_code == 1
 
 
 def test_a_ratio_on_one_side_only_is_not_used(compare):
