@@ -5,7 +5,12 @@ TRITON ?=
 WORKERS ?= 2
 GPU_PYTHON ?= python3
 GPU_CHECK ?=
-BENCH_JSON ?= build/bench.json
+REPORT ?= build/report
+TRAFFIC ?= --limit 1000 --pool-gib 20
+COMPARE ?= scalar,batched,eager,static
+
+AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo --non-interactive)
+BROWSER := chromium chromium-driver fonts-dejavu-core
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -17,7 +22,7 @@ REQUIREMENTS := $(VENV)/requirements.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test kernel-test lint types bench gpu-check clean
+.PHONY: help install demo test kernel-test lint types bench report report-test gpu-check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,10 +72,27 @@ lint: install  ## ruff, rules and format
 types: install  ## mypy, strict
 	$(BIN)/mypy -p kvdefrag
 
-bench: install  ## time every layer beside its baselines; the record goes to BENCH_JSON
-	mkdir -p $(dir $(BENCH_JSON))
-	$(BIN)/pytest perf/bench_*.py --benchmark-json=$(BENCH_JSON) \
-		--benchmark-columns=median,iqr,rounds --benchmark-sort=fullname --benchmark-group-by=func
+bench: install  ## measure the allocator beside its baselines; the record goes into REPORT=
+	@mkdir -p $(REPORT)
+	$(BIN)/python -m kvdefrag.perf bench --json $(REPORT)/bench.json
+
+$(REPORT)/bench.json:
+	$(MAKE) bench
+
+report: install $(REPORT)/bench.json  ## draw benchmarks, replays and the results that are kept
+	$(BIN)/python -m kvdefrag.perf replay $(TRAFFIC) --json $(REPORT)/replay.json
+	$(BIN)/python -m kvdefrag.perf replay $(TRAFFIC) --compare $(COMPARE) \
+	--json $(REPORT)/comparison.json
+	$(BIN)/python -m kvdefrag.perf limits --json $(REPORT)/limits.json
+	$(BIN)/python -m kvdefrag.perf report $(wildcard perf/results) $(REPORT) --out $(REPORT)/index.html
+
+# Debian's browser where it can be installed; where not, the tests are skipped and say so.
+report-test: install  ## the page of report in a headless Chromium; pictures in build/report-test
+	@command -v chromedriver >/dev/null || { $(AS_ROOT) apt-get update --quiet --quiet && \
+	$(AS_ROOT) apt-get install --quiet --quiet --yes --no-install-recommends $(BROWSER); } || \
+	echo "no browser could be installed here"
+	@mkdir -p build
+	$(BIN)/pytest tests/perf/test_report_in_browser.py --basetemp build/report-test
 
 # Installs nothing: it takes the torch and triton of GPU_PYTHON. Options go into GPU_CHECK.
 gpu-check:  ## check and time the kernels on the GPU at hand
