@@ -81,11 +81,16 @@ class BaselinePool:
 
     def span_limit(self, facing_span: int) -> int:
         """The longest span beside a facing pool of ``facing_span`` pages."""
-        facing = self.facing
-        edge = (
-            self.geometry.far_byte if facing is None else facing.geometry.frontier_byte(facing_span)
-        )
-        return self.geometry.span_within(edge)
+        geometry, facing = self.geometry, self.facing
+        low = geometry.first_page * geometry.page_bytes
+        high = geometry.num_pages * geometry.page_bytes
+        if facing is not None and facing_span:
+            bottom, top = facing.geometry.edges(facing_span)
+            if facing.geometry.rank > geometry.rank:
+                high = bottom
+            else:
+                low = top
+        return geometry.pages_between(low, high)
 
     def available(self, facing_asked: int = 0) -> int:
         """Pages that could be granted, the facing pool granted ``facing_asked`` as well."""

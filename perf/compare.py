@@ -7,6 +7,7 @@ change is clear if the quartiles of the two rows do not overlap, in the ratio or
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from .benchmark_record import Record, Row
@@ -14,6 +15,10 @@ from .benchmark_record import Record, Row
 PAIRED, MEDIAN = "paired ratio", "median"
 PAIRED_KEY = "paired_ratio_p50"
 """Median over the rounds of the baseline's time divided by ours: more is better."""
+
+ROUNDS_KEY = "paired_rounds"
+CLEAR_ERRORS = 3
+"""A ratio has changed if it has by so many standard errors."""
 
 LOW_KEY, HIGH_KEY = "paired_ratio_p25", "paired_ratio_p75"
 
@@ -62,15 +67,18 @@ def _change(old: Row, new: Row) -> Change:
     ratios = old.number(PAIRED_KEY), new.number(PAIRED_KEY)
     if ratios[0] and ratios[1]:
         slower = ratios[0] / ratios[1] - 1
-        return Change(old.name, PAIRED, ratios[0], ratios[1], slower, _is_clear(old, new))
+        error = math.hypot(_ratio_error(old), _ratio_error(new))
+        is_clear = ratios[0] - ratios[1] > CLEAR_ERRORS * error or new.low_us > old.high_us
+        return Change(old.name, PAIRED, ratios[0], ratios[1], slower, is_clear)
     # A clock that ticks too seldom can give a median of 0.
     slower = new.median_us / old.median_us - 1 if old.median_us else float(new.median_us > 0)
-    return Change(old.name, MEDIAN, old.median_us, new.median_us, slower, _is_clear(old, new))
+    is_clear = new.low_us > old.high_us
+    return Change(old.name, MEDIAN, old.median_us, new.median_us, slower, is_clear)
 
 
-def _is_clear(old: Row, new: Row) -> bool:
-    """Whether the slower row's quartiles lie apart from the other's."""
-    worst_before, best_after = old.number(LOW_KEY), new.number(HIGH_KEY)
-    if worst_before and best_after and best_after < worst_before:
-        return True
-    return new.low_us > old.high_us
+def _ratio_error(row: Row) -> float:
+    """The standard error of the median ratio, from its quartiles, as for a normal distribution."""
+    low, high, rounds = (row.number(key) for key in (LOW_KEY, HIGH_KEY, ROUNDS_KEY))
+    if not low or not high or not rounds:
+        return math.inf
+    return 0.93 * (high - low) / math.sqrt(rounds)

@@ -64,8 +64,8 @@ def compare(
 
     Rows that were timed in turns with a baseline are compared by their ratio to it, so that a noisy
     machine does not decide; other rows by their median. A row fails if it is slower by more than
-    the limit and the quartiles of A and B lie apart, in the ratio or in the time: more rounds, or a
-    quieter machine, show smaller changes. Rows of Triton's interpreter are left out.
+    the limit and that stands out of the spread of its rounds: more rounds, or a quieter machine,
+    show smaller changes. Rows of Triton's interpreter are left out.
 
     Exit status: 0; with --fail-above 1 if a row is too slow or missing; 2 for a file that cannot be
     read, and where the records have no row in common.

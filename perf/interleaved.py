@@ -127,6 +127,7 @@ def ratios(theirs: Sequence[float], ours: Sequence[float]) -> dict[str, float]:
         "paired_ratio_p25": low,
         "paired_ratio_p50": statistics.median(found),
         "paired_ratio_p75": high,
+        "paired_rounds": len(found),
     }
 
 

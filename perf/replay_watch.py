@@ -71,12 +71,13 @@ class Watch:
     def _before_alloc(self, page_counts: Mapping[str, int]) -> None:
         """Draw the strip if this call will flush, unless that flush cannot have the most moves."""
         stats = self._arena.stats()
-        ends = []
+        edges = []
         for spec, geometry in zip(self._specs, self._geometries, strict=True):
             pool = stats.pools[spec.name]
-            wanted = pool.live_pages + page_counts.get(spec.name, 0)
-            ends.append(geometry.frontier_byte(max(pool.span_pages, wanted)))
-        short_bytes = ends[0] - ends[1]
+            wanted = max(pool.span_pages, pool.live_pages + page_counts.get(spec.name, 0))
+            edges.append(geometry.edges(wanted) if wanted else None)
+        lower, upper = edges
+        short_bytes = lower[1] - upper[0] if lower and upper else 0
         self._before = []
         # Of the pages that are in the way no more are moved than their room takes.
         most_moves = short_bytes // min(spec.page_bytes for spec in self._specs) + 2

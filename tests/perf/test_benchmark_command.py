@@ -85,7 +85,9 @@ def test_every_layer_can_be_chosen():
 
 def test_without_json_the_record_gets_a_place(bench, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(benchmark_command, "_run_pytest", lambda files, select, path: 0)
+    monkeypatch.setattr(
+        benchmark_command, "_run_pytest", lambda files, select, path, environment: 0
+    )
     result = CliRunner().invoke(main, ["bench"])
     assert result.exit_code == 0, result.output
     assert "record: results/bench-" in result.output

@@ -35,7 +35,7 @@ def plain_row(median_us, name="test_a"):
 
 def paired_row(median_us, ratio, spread=0.01):
     low, high = ((1 - spread) * ratio, (1 + spread) * ratio) if ratio else (None, None)
-    quartiles = {"paired_ratio_p25": low, "paired_ratio_p75": high}
+    quartiles = {"paired_ratio_p25": low, "paired_ratio_p75": high, "paired_rounds": 9}
     row = flush_row("kvdefrag", 256, 65536, 0, paired_ratio_p50=ratio, **quartiles)
     return with_times(row, median_us, spread)
 
