@@ -78,7 +78,7 @@ def _keep_free(
     if depths.size != page_set.count:
         device = band.table.virtual_to_physical.device
         pages = torch.from_numpy(band.geometry.page(depths)).to(device)
-        page_set.pages, page_set.count = backend.operand(pages), depths.size
+        page_set.words, page_set.count = backend.operand(pages), depths.size
     page_set.depths = depths
 
 
