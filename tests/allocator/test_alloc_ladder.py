@@ -62,6 +62,16 @@ def test_each_step_of_the_ladder_only_if_needed(backend, monkeypatch, asked, ste
     rig.verify()
 
 
+def test_alloc_many_of_what_is_there_binds_and_no_more(backend, monkeypatch):
+    fence = ManualFence()
+    rig = ladder(backend, fence, holes=2, gap=1)
+    fence.finish()
+    log = recorded(rig.arena, monkeypatch)
+    rig.arena.alloc_many({"A": 3, "B": 2})
+    assert log == ["bind", "bind"]
+    assert rig.pending("A") == 2
+
+
 def test_ladder_refuses_what_is_not_there(backend):
     fence = ManualFence()
     rig = ladder(backend, fence, holes=2, gap=1)

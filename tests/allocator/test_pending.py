@@ -145,6 +145,16 @@ def test_urgent_flush_waits_before_any_reuse(backend, need):
     assert rig.pending() == rig.holes() == 0
 
 
+def test_urgent_flush_waits_before_a_pending_page_is_a_hole(backend):
+    """The next allocation takes holes without a look at any fence."""
+    fence = ManualFence()
+    rig = moved_under(backend, fence)
+    rig.alloc(1)  # on page 13, so that the pending pages below stay in the band
+    with rig.arena.block_moves("test"):
+        assert rig.flush(urgent=True) == FlushResult(0, 0, 0, 0, "blocked")
+    assert (fence.waits, rig.pending(), rig.holes()) == (1, 0, 2)
+
+
 def test_urgent_flush_does_not_wait_for_what_is_done(backend):
     done, unused = ManualFence(), ManualFence()
     rig = moved_under(backend, done)
