@@ -155,6 +155,19 @@ def test_urgent_flush_waits_before_a_pending_page_is_a_hole(backend):
     assert (fence.waits, rig.pending(), rig.holes()) == (1, 0, 2)
 
 
+def test_peak_of_holes_counts_those_that_were_pending(backend):
+    fence = ManualFence()
+    rig = moved_under(backend, fence)
+    rig.alloc(1)  # on page 13
+    with rig.pool.lease([1]):
+        rig.free([4, 5, 6])
+        assert rig.arena.stats().pools["a"].peak_hole_pages == 2
+    assert rig.arena.stats().pools["a"].peak_hole_pages == 3
+    with rig.arena.block_moves("test"):
+        rig.flush(urgent=True)
+    assert rig.arena.stats().pools["a"].peak_hole_pages == rig.holes() == 5
+
+
 def test_urgent_flush_does_not_wait_for_what_is_done(backend):
     done, unused = ManualFence(), ManualFence()
     rig = moved_under(backend, done)
