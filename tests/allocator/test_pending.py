@@ -217,3 +217,18 @@ def test_many_small_frees_under_a_lease_are_few_sets():
     rig.pool.flush()
     rig.arena.check(deep=True)
     assert rig.span() == rig.pool.live_pages == 495
+
+
+def test_set_grows_after_a_flush_has_seen_it(backend):
+    rig = Rig.of(backend, 17)
+    rig.alloc(12)
+    rig.free([2, 3])
+    with rig.pool.lease([1]):
+        rig.free([12])
+        assert rig.flush(max_moves=1).moves == 1
+        assert rig.pages([11]) == [2]
+        rig.free([10])
+        assert rig.flush() == FlushResult(1, 8, 0, 2, "")
+        assert rig.pages([9]) == [3]
+    rig.flush()
+    assert rig.span() == 8
