@@ -16,6 +16,9 @@ from .hazards import BandHazards, Fence, Handle, Lease, PageSet, Pending
 from .page_table import PageTable
 from .plan import MovePlan
 
+LEASED_SET_PAGES = 1024
+"""Room for pages that are freed one by one under the same leases."""
+
 
 class Band:
     """The pages ``[0, span)`` by depth: each is live, a hole or pending.
@@ -120,7 +123,8 @@ class Band:
         holes, ids, table, leases = self.holes, self.ids, self.table, self.hazards.leases
         pages, pages_end = holes.buffer, holes.end
         if leases:
-            pages, pages_end = self._new_words(page_count), 0
+            leased = self._pending_on(leases, page_count)
+            pages, pages_end = leased.words, leased.count
         self._backend.unbind(
             table.v2p,
             table.p2v,
@@ -133,12 +137,26 @@ class Band:
             self._record.next_call_tag(self.index, "free", page_count),
         )
         if leases:
-            self.hazards.pending.append(Pending(PageSet(pages, page_count), [], list(leases)))
+            leased.listed(page_count)
         else:
             holes.listed(page_count)
         ids.listed(page_count)
         self.live -= page_count
         self._note_peak()
+
+    def _pending_on(self, leases: list[Lease], page_count: int) -> PageSet:
+        """Where ``page_count`` more pages are listed that wait for ``leases``.
+
+        Frees under the same leases share a set, so that many small ones cost no more later on.
+        """
+        pending = self.hazards.pending
+        if pending and pending[-1].leases == leases:
+            page_set = pending[-1].page_set
+            if page_set.count + page_count <= page_set.words.shape[0]:
+                return page_set
+        page_set = PageSet(self._new_words(max(page_count, LEASED_SET_PAGES)), 0)
+        pending.append(Pending(page_set, [], list(leases)))
+        return page_set
 
     def packed(
         self, plan: MovePlan, ready: list[Pending], sources: Operand, fences: list[Fence]

@@ -28,17 +28,28 @@ class Fence(Protocol):
 class PageSet:
     """Physical pages on the device that the host has yet to see.
 
-    ``pages``: int64 [count] on the device: page ids, or token ids of ``page_size`` tokens a page.
-    ``seen``: the distinct page ids, once a snapshot has brought them; None before.
+    ``words``: int64 on the device, with ``count`` entries and perhaps room for more: page ids, or
+    token ids of ``page_size`` tokens a page. ``seen``: the distinct page ids, once a snapshot has
+    brought them; None before.
     """
 
-    __slots__ = ("count", "page_size", "pages", "seen")
+    __slots__ = ("count", "page_size", "seen", "words")
 
-    def __init__(self, pages: Operand, count: int, page_size: int = 1) -> None:
-        self.pages = pages
+    def __init__(self, words: Operand, count: int, page_size: int = 1) -> None:
+        self.words = words
         self.count = count
         self.page_size = page_size
         self.seen: Words | None = None
+
+    @property
+    def pages(self) -> Operand:
+        """The entries: int64 [count] on the device."""
+        return self.words[: self.count]
+
+    def listed(self, page_count: int) -> None:
+        """Count entries that a launch has written behind the others."""
+        self.count += page_count
+        self.seen = None
 
 
 class Forward(NamedTuple):

@@ -77,7 +77,7 @@ def _keep_free(
     page_set.seen = band.geometry.page(depths)
     if depths.size != page_set.count:
         device = band.table.virtual_to_physical.device
-        page_set.pages = backend.operand(torch.from_numpy(page_set.seen).to(device))
+        page_set.words = backend.operand(torch.from_numpy(page_set.seen).to(device))
         page_set.count = depths.size
 
 

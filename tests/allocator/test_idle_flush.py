@@ -65,6 +65,20 @@ def test_budget_holds_for_the_sum_of_the_pools(backend):
     rig.verify()
 
 
+@pytest.mark.parametrize(
+    ("budget", "moves"),
+    [({"max_moves": 3}, [2, 1]), ({"max_bytes": 31}, [2, 1]), ({"max_moves": 2}, [2, 0])],
+)
+def test_what_the_first_pool_moved_is_gone_for_the_second(backend, budget, moves):
+    rig = Rig.pair(backend, 30)
+    for name in "AB":
+        rig.alloc(8, name)
+        rig.free([1, 2], name)
+    results = rig.arena.flush(**budget)
+    assert [result.moves for result in results.values()] == moves
+    assert [result.stopped_by for result in results.values()] == ["", "budget"]
+
+
 def test_urgent_flush_takes_no_limit(backend):
     rig = holed(backend)
     for limit in ({"max_moves": 1}, {"max_bytes": 0}):

@@ -121,7 +121,7 @@ def test_what_is_promised_is_granted(backend):  # fault 5
     rig = Rig.pair(backend, 24)
     block = None
     refusals = grants = 0
-    for _ in range(by_backend(backend, 300, 25)):
+    for _ in range(by_backend(backend, 150, 15)):
         name = rng.choice("AB")
         pool, live = rig.arena[name], rig.live[name]
         if rng.random() < 0.4:
