@@ -114,6 +114,11 @@ def test_latent_rows_of_mixed_types():
     assert no_overlap(layout, "latent", "scale", "rope") == 0
 
 
+def test_rows_with_a_scale_are_no_single_tensor():
+    layout = mla_layout(1, 4, 2, 2, FP16, scale_dtype=FP16)
+    assert layout.names == ["latent", "scale", "rope"]
+
+
 def test_latent_rows_keep_their_items_aligned():
     layout = mla_layout(2, 5, 3, 2, FP8, rope_dtype=BF16, scale_dtype=FP32, alignment=1)
     assert [part.offset for part in layout.parts] == [0, 8, 12, 40, 48, 52]
