@@ -5,7 +5,9 @@ Imports run one way: kernels <- allocator <- perf.
 
 from .arena import Arena
 from .faults import AllocatorError, CorruptState, OutOfPages, UsageError
+from .feasibility import FeasibilityReport
 from .geometry import PoolSpec
+from .layouts import EnvelopeLayout, attention_layout, mamba_layout, mla_layout
 from .limits import FlushResult
 from .pool import MultiEndedAllocator
 from .stats import ArenaStats, PoolStats
@@ -15,10 +17,15 @@ __all__ = [
     "Arena",
     "ArenaStats",
     "CorruptState",
+    "EnvelopeLayout",
+    "FeasibilityReport",
     "FlushResult",
     "MultiEndedAllocator",
     "OutOfPages",
     "PoolSpec",
     "PoolStats",
     "UsageError",
+    "attention_layout",
+    "mamba_layout",
+    "mla_layout",
 ]

@@ -19,6 +19,7 @@ from .band import Band
 from .capacity import Capacity
 from .compactor import NOTHING, Compactor
 from .faults import CorruptState, FaultRecord, UsageError
+from .feasibility import feasibility
 from .geometry import PoolSpec, place_bands, require_count
 from .grant import bind_many, make_room
 from .hazards import Fence, Forward, Hazards, MoveBlock, PageSet, require_fence
@@ -41,12 +42,16 @@ class Arena:
     and tables live, by default the buffer's device or "cuda". ``backend``: "triton", "host" (numpy
     on CPU tensors) or "auto". ``debug``: every call checks its ids against the tables at once,
     which reads the device. ``buffer``: the engine's own contiguous uint8 tensor [total_bytes];
-    without it one is made, zeroed, unless every pool has a mover.
+    without it one is made, zeroed, unless every pool has a mover. ``largest_request``: pages by
+    pool name of the worst request, which an empty arena must be able to serve.
 
-    Raises UsageError for a wrong argument and for a buffer too small for its pools.
+    Raises UsageError for a wrong argument, for a buffer too small for its pools, and for one that
+    cannot serve ``largest_request``, before anything is made on the device.
     """
 
     __slots__ = ("_bands", "_pools", "_shared", "buffer", "total_bytes")
+
+    feasibility = staticmethod(feasibility)
 
     def __init__(
         self,
@@ -56,12 +61,14 @@ class Arena:
         backend: str = "auto",
         debug: bool = False,
         buffer: torch.Tensor | None = None,
+        largest_request: Mapping[str, int] | None = None,
     ) -> None:
         self.total_bytes = require_count("total_bytes", total_bytes, minimum=1)
         if self.total_bytes > MAX_BYTES:
             raise UsageError(f"total_bytes: expected {MAX_BYTES} at most, got {total_bytes}")
         specs = checked_specs(pools)
         geometries = place_bands(specs, self.total_bytes)
+        feasibility(self.total_bytes, specs, largest_request).require()
         place = checked_device(device, buffer)
         chosen = chosen_backend(backend, place)
         # Made for every mode, also where the arena is built in inference mode.

@@ -223,11 +223,11 @@ class BandGeometry:
         return 1 + int(self.depth(pages).max())
 
 
-def place_bands(specs: Sequence[PoolSpec], total_bytes: int) -> list[BandGeometry]:
-    """The geometry of every pool of a buffer of ``total_bytes``; all pools anchored at byte 0.
+def lay_grids(specs: Sequence[PoolSpec], total_bytes: int) -> list[BandGeometry]:
+    """The geometry of every pool of a buffer of ``total_bytes``, however few pages it may have.
 
-    The sinks of all pools share the first ``max(page_bytes)`` bytes. Raises UsageError if two pools
-    take one end, or if one of them could not hold a single page.
+    All pools are anchored at byte 0; their sinks share the first ``max(page_bytes)`` bytes. Raises
+    UsageError if two pools take one end, or if one of them has too many pages.
     """
     ends = [spec.grows for spec in specs if spec.grows != "float"]
     if len(set(ends)) != len(ends):
@@ -241,7 +241,15 @@ def place_bands(specs: Sequence[PoolSpec], total_bytes: int) -> list[BandGeometr
                 f"pool {spec.name!r}: at most {MAX_PAGES} pages and ids, got {band.num_pages} "
                 f"pages and virtual_pages={spec.virtual_pages}"
             )
+    return bands
+
+
+def place_bands(specs: Sequence[PoolSpec], total_bytes: int) -> list[BandGeometry]:
+    """``lay_grids``; raises UsageError also if a pool could not hold a single page."""
+    bands = lay_grids(specs, total_bytes)
+    for spec, band in zip(specs, bands, strict=True):
         if band.first_page >= band.num_pages:
+            sink_bytes = max(each.page_bytes for each in specs)
             raise UsageError(
                 f"total_bytes: {total_bytes} is too small for pool {spec.name!r}: a sink of "
                 f"{sink_bytes} bytes and one page of {spec.page_bytes} bytes"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,8 +17,10 @@ from .faults import OutOfPages, UsageError
 from .geometry import require_count
 from .grant import bind_pages, make_room
 from .hazards import Lease, PageSet
+from .layouts import EnvelopeLayout
 from .limits import FlushResult, flush_limit
 from .shared import Shared
+from .views import page_views
 
 
 class MultiEndedAllocator:
@@ -63,6 +65,26 @@ class MultiEndedAllocator:
     def live_pages(self) -> int:
         """Pages bound now."""
         return self._band.live
+
+    @property
+    def largest_allocation(self) -> int:
+        """Pages that one ``alloc`` gets from an empty arena: a larger one can never be granted."""
+        geometry = self._band.geometry
+        return min(self._band.ids.capacity, geometry.num_pages - geometry.first_page)
+
+    def views(
+        self, layout: EnvelopeLayout, names: Sequence[str] | None = None
+    ) -> dict[int, dict[str, torch.Tensor]]:
+        """The parts of every page as typed tensors: ``views(layout)[layer]["k"]``, no copy.
+
+        Each is [num_pages, *shape of the part], indexed by physical page ids, and stays good for
+        the arena's life. ``names``: the parts wanted, by default all. Raises UsageError if
+        ``layout`` is not that of this pool's pages, if its alignment is not kept, and where the
+        arena has no buffer.
+        """
+        if self.pages is None:
+            raise UsageError(f"views: pool {self.name!r} has no pages of its own")
+        return page_views(self.pages, self.page_size, layout, names)
 
     @property
     def virtual_to_physical(self) -> torch.Tensor:

@@ -5,12 +5,17 @@ from kvdefrag.allocator import (
     Arena,
     ArenaStats,
     CorruptState,
+    EnvelopeLayout,
+    FeasibilityReport,
     FlushResult,
     MultiEndedAllocator,
     OutOfPages,
     PoolSpec,
     PoolStats,
     UsageError,
+    attention_layout,
+    mamba_layout,
+    mla_layout,
 )
 
 __version__ = "0.1.0"
@@ -20,6 +25,8 @@ __all__ = [
     "Arena",
     "ArenaStats",
     "CorruptState",
+    "EnvelopeLayout",
+    "FeasibilityReport",
     "FlushResult",
     "MultiEndedAllocator",
     "OutOfPages",
@@ -27,4 +34,7 @@ __all__ = [
     "PoolStats",
     "UsageError",
     "__version__",
+    "attention_layout",
+    "mamba_layout",
+    "mla_layout",
 ]

@@ -6,14 +6,23 @@ import pytest
 import torch
 
 import kvdefrag
-from kvdefrag import Arena, ArenaStats, FlushResult, MultiEndedAllocator, PoolSpec, PoolStats
+from kvdefrag import (
+    Arena,
+    ArenaStats,
+    FeasibilityReport,
+    FlushResult,
+    MultiEndedAllocator,
+    PoolSpec,
+    PoolStats,
+)
 from kvdefrag import allocator as allocator_package
 
 from .rig import Rig, state_of
 
 SIGNATURES = {
     Arena: {
-        "__init__": "total_bytes, pools, device, backend, debug, buffer",
+        "__init__": "total_bytes, pools, device, backend, debug, buffer, largest_request",
+        "feasibility": "total_bytes, pools, largest_request",
         "__getitem__": "name",
         "fits": "page_counts",
         "alloc_many": "page_counts",
@@ -33,13 +42,20 @@ SIGNATURES = {
         "flush": "urgent, max_moves, max_bytes",
         "lease": "virtual_ids",
         "available": "",
+        "views": "layout, names",
         "translate": "virtual_ids",
         "translate_tokens": "token_ids, out",
     },
     PoolSpec: {"__init__": "name, page_bytes, page_size, grows, virtual_pages, mover"},
 }
 DEFAULTS = {
-    (Arena, "__init__"): {"backend": "auto", "debug": False, "buffer": None},
+    (Arena, "__init__"): {
+        "backend": "auto",
+        "debug": False,
+        "buffer": None,
+        "largest_request": None,
+    },
+    (Arena, "feasibility"): {"largest_request": None},
     (Arena, "flush"): {"urgent": False, "max_moves": None, "max_bytes": None},
     (Arena, "forward_launched"): {"writes": None, "token_writes": None},
     (Arena, "check"): {"deep": False},
@@ -53,7 +69,7 @@ DEFAULTS = {
 def test_signatures(owner):
     for method, wanted in SIGNATURES[owner].items():
         found = inspect.signature(getattr(owner, method)).parameters
-        assert ", ".join(list(found)[1:]) == wanted
+        assert ", ".join(name for name in found if name != "self") == wanted
         for name, default in DEFAULTS.get((owner, method), {}).items():
             assert found[name].default is default
 
@@ -67,7 +83,7 @@ def test_names_come_from_both_packages():
 def test_fields_of_results():
     assert FlushResult._fields == ("moves", "bytes_moved", "absorbed", "pending", "stopped_by")
     assert FlushResult() == (0, 0, 0, 0, "")
-    for record in (ArenaStats, PoolStats):
+    for record in (ArenaStats, PoolStats, FeasibilityReport):
         for field in record.__dataclass_fields__:
             assert f"``{field}``" in record.__doc__
 
