@@ -15,21 +15,19 @@ from .arguments import (
     chosen_backend,
     pool_counts,
 )
-from .band import Band
-from .capacity import Capacity
-from .compactor import NOTHING, Compactor
-from .faults import CorruptState, FaultRecord, UsageError
+from .compactor import NOTHING
+from .faults import CorruptState, UsageError
 from .feasibility import feasibility
 from .geometry import PoolSpec, place_bands, require_count
 from .grant import bind_many, make_room
-from .hazards import Fence, Forward, Hazards, MoveBlock, PageSet, require_fence
+from .hazards import Fence, Forward, MoveBlock, PageSet, require_fence
 from .invariants import all_violations
 from .limits import FlushResult, flush_limit
 from .pool import MultiEndedAllocator, ids_by_pool
 from .prewarm import prewarm
 from .repair import RepairReport, repair
-from .shared import Shared
-from .stats import ArenaStats, Counters, PoolStats
+from .shared import assemble
+from .stats import ArenaStats, PoolStats
 
 MAX_BYTES = 2**63 - 1
 """Addresses are 64-bit."""
@@ -75,37 +73,8 @@ class Arena:
         with torch.inference_mode(False):
             self.buffer = checked_buffer(buffer, self.total_bytes, place, specs)
             check_page_bytes(self.buffer, chosen, specs)
-            record = FaultRecord(chosen, place, [spec.name for spec in specs])
-            self._bands = [
-                Band(spec, index, geometry, chosen, record, place)
-                for index, (spec, geometry) in enumerate(zip(specs, geometries, strict=True))
-            ]
-            counters, hazards = Counters(), Hazards()
-            capacity = Capacity(
-                sorted(self._bands, key=lambda band: band.geometry.rank),
-                hazards,
-                max(spec.page_bytes for spec in specs),
-                self.total_bytes,
-            )
-            self._shared = Shared(
-                chosen,
-                place,
-                record,
-                capacity,
-                Compactor(
-                    chosen,
-                    record,
-                    self._bands,
-                    self.buffer,
-                    capacity,
-                    hazards,
-                    counters,
-                    place,
-                    debug,
-                ),
-                hazards,
-                counters,
-                debug,
+            self._shared, self._bands = assemble(
+                specs, geometries, chosen, place, self.buffer, self.total_bytes, debug
             )
             self._pools = {
                 band.spec.name: MultiEndedAllocator(self._shared, band, self.buffer)
