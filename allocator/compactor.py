@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import perf_counter_ns
 
+import numpy as np
 import torch
 
 from kvdefrag.kernels.backend import Backend, Operand
@@ -146,6 +147,10 @@ class Compactor:
                 sources_stay=bool(forwards),
             )  # fmt: skip
             limit.charge(band, plan.sources.size)
+            if seen.passed_over.size:
+                remaining = np.concatenate((plan.remaining, seen.passed_over))
+                remaining.sort()
+                plan = plan._replace(remaining=remaining)
             surveys.append(seen)
             plans.append(plan)
         return surveys, plans
@@ -223,4 +228,4 @@ def _why_stopped(seen: Survey, plan: MovePlan, blocked: bool) -> str:
         if blocked:
             return "blocked"
         return seen.stop_reason if plan.cut_by == "stop" else "budget"
-    return "forward" if seen.passed_over else ""
+    return "forward" if seen.passed_over.size else ""

@@ -21,15 +21,15 @@ class Survey(NamedTuple):
     """A band as the planner sees it, in ascending depths.
 
     ``holes``: may be filled and absorbed. ``kept``: neither live nor to be used. ``stop_depth``: no
-    live page there or below moves; ``stop_reason`` says why. ``passed_over``: whether a hole is
-    among the kept ones, since a forward will write it.
+    live page there or below moves; ``stop_reason`` says why. ``passed_over``: the holes among the kept
+    pages, which a forward will write: they stay in the hole list.
     """
 
     holes: Words
     kept: Words = _NONE
     stop_depth: int = -1
     stop_reason: str = ""
-    passed_over: bool = False
+    passed_over: Words = _NONE
 
 
 def unread_sets(band: Band, forwards: Sequence[Forward]) -> list[PageSet]:
@@ -84,12 +84,13 @@ def survey(
         if leased.size and leased[-1] > stop_depth:
             stop_depth, stop_reason = int(leased[-1]), "lease"
     written = [_in_band(band, page_set) for page_set in _written_sets(band, forwards)]
-    passed_over = False
+    passed_over = _NONE
     if written:
         writes = np.unique(np.concatenate(written))
         is_hole = np.isin(writes, holes, assume_unique=True)
-        if passed_over := bool(np.count_nonzero(is_hole)):
-            kept.append(writes[is_hole])
+        passed_over = writes[is_hole]
+        if passed_over.size:
+            kept.append(passed_over)
             holes = np.setdiff1d(holes, writes, assume_unique=True)
         live = np.setdiff1d(writes[~is_hole], np.concatenate((_NONE, *kept)), assume_unique=True)
         if live.size and live[-1] > stop_depth:
