@@ -141,7 +141,7 @@ def _ambiguous_pages(v2p: Words, p2v: Words, sound: Words) -> list[AmbiguousPage
 def _set_aside(
     band: Band, backend: Backend, ambiguous: Sequence[AmbiguousPage], aside: Handle
 ) -> None:
-    """Keep ambiguous pages and ids out of use until ``aside`` ends."""
+    """Keep ambiguous pages and ids out of use until ``aside`` ends, and leased pages for longer."""
     named = {virtual_id for entry in ambiguous for virtual_id in entry.virtual_ids}
     ids = sorted(virtual_id for virtual_id in named if 1 <= virtual_id <= band.ids.capacity)
     band.ids.set_aside = sorted({*band.ids.set_aside, *ids})
@@ -154,7 +154,7 @@ def _set_aside(
         kept = torch.from_numpy(band.geometry.page(depths)).to(device)
         page_set = PageSet(backend.operand(kept), depths.size)
         page_set.depths = depths
-        band.hazards.pending.insert(0, Pending(page_set, [], [aside]))
+        band.hazards.pending.insert(0, Pending(page_set, [], [aside, *band.hazards.leases]))
 
 
 def _set_frontier(band: Band, p2v: Words) -> None:
