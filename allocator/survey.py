@@ -21,8 +21,8 @@ class Survey(NamedTuple):
     """A band as the planner sees it, in ascending depths.
 
     ``holes``: may be filled and absorbed. ``kept``: neither live nor to be used. ``stop_depth``: no
-    live page there or below moves; ``stop_reason`` says why. ``passed_over``: the holes among the kept
-    pages, which a forward will write: they stay in the hole list.
+    live page there or below moves; ``stop_reason`` says why. ``passed_over``: the kept pages that
+    stay in the hole list, since a forward will write them.
     """
 
     holes: Words

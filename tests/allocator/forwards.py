@@ -67,10 +67,12 @@ class Forward(NamedTuple):
 
     def run(self, bytes_of: dict[str, PageBytes]) -> None:
         """Read and write through the old addresses."""
-        for access in self.reads:
-            if access.page.live:
-                wrong = bytes_of[access.name].wrong([access.place], [access.stamp])
-                assert not wrong, f"a forward in flight lost what it reads: {access}"
+        for name, in_pool in bytes_of.items():
+            reads = [a for a in self.reads if a.name == name and a.page.live]
+            wrong = in_pool.wrong([a.place for a in reads], [a.stamp for a in reads])
+            assert not wrong, f"a forward in flight lost what it reads: {reads[wrong[0]]}"
+            writes = [access for access in self.writes if access.name == name]
+            if writes:
+                in_pool.write([a.place for a in writes], [a.stamp for a in writes])
         for access in self.writes:
-            bytes_of[access.name].write([access.place], [access.stamp])
             access.page.stamp = access.stamp

@@ -32,7 +32,7 @@ class Ledger:
         return iter(self._entries)
 
     def keep(self, place: Place, holders: Iterable[Any]) -> None:
-        """Keep the page at `place` until all `holders` have ended; at once over if there are none."""
+        """Keep the page at `place` until all `holders` have ended, if there are any."""
         waits_for = set(holders)
         if waits_for:
             start, end = self.reach(place)

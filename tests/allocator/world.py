@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from kvdefrag import Arena, FlushResult
+
 from .formula import Layout, ceil
 from .forwards import Access, Page, PageBytes
 from .in_flight import InFlight
@@ -37,6 +38,9 @@ class World:
             spec.name: PageBytes(self.arena.buffer, spec.page_bytes) for spec in layout.specs
         }
         self.live: dict[str, dict[int, Page]] = {spec.name: {} for spec in layout.specs}
+        self._rows = {
+            name: pool.virtual_to_physical.numpy() for name, pool in self.arena.pools.items()
+        }
         page_bytes = {spec.name: spec.page_bytes for spec in layout.specs}
         self.vacated = Ledger(layout.total_bytes, page_bytes)
         self.written = Ledger(layout.total_bytes, page_bytes)
@@ -97,7 +101,9 @@ class World:
         """Flush one pool, or with None the arena."""
         urgent = limits.get("urgent", False)
         with self.moves(idle=not urgent) as moved:
-            result = self.arena.flush(**limits) if name is None else self.arena[name].flush(**limits)
+            result = (
+                self.arena.flush(**limits) if name is None else self.arena[name].flush(**limits)
+            )
         results = result if name is None else {name: result}
         self.counts["flush"] += 1
         assert {pool: done.moves for pool, done in results.items()} == {
@@ -255,11 +261,11 @@ class World:
 
     def rows(self, name: str) -> np.ndarray:
         """The v2p table, for reading."""
-        return self.arena[name].virtual_to_physical.numpy()
+        return self._rows[name]
 
     def places(self, name: str, ids: Sequence[int]) -> list[int]:
         """Where `ids` are now."""
-        return self.rows(name)[list(ids)].tolist()
+        return self._rows[name][list(ids)].tolist()
 
     def spec(self, name: str) -> Any:
         """The specification of a pool."""
