@@ -61,6 +61,9 @@ class Driver:
     def check(self) -> None:
         self.world.check()
 
+    def drain(self) -> None:
+        self.world.drain()
+
     def tick(self) -> None:
         """Time passes: now and then a fence ends, not always the oldest."""
         unfinished = self.world.in_flight.unfinished

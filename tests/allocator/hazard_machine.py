@@ -178,6 +178,11 @@ class HazardMachine(RuleBasedStateMachine):
         report.release()
 
     @rule(sure=st.integers(0, 7))
+    def drain(self, sure: int) -> None:
+        if sure == 7:
+            self.world.drain()
+
+    @rule(sure=st.integers(0, 7))
     def clear(self, sure: int) -> None:
         leases = any(self.world.leases.values())
         if sure == 7 and leases:

@@ -106,4 +106,5 @@ def drive(driven: Any, calls: int, seed: int, at: Callable[[int], None], every: 
             driven.check()
             at(traffic.calls)
             due += every
+    driven.drain()
     return traffic

@@ -28,6 +28,8 @@ def test_any_calls_in_any_order(backend):
 
 def random_step(machine: HazardMachine, rng: random.Random) -> None:
     name, share, index = rng.choice(["first", "second"]), rng.choice([1, 1, 2, 3]), rng.randrange(8)
+    if rng.random() < 0.02:
+        machine.drain(7)
     steps = {
         "alloc": lambda: machine.alloc(name, rng.choice([1, 4, 8, 10]), 0, rng.random() < 0.5),
         "alloc_many": lambda: machine.alloc_many(rng.randint(0, 8), rng.randint(0, 8)),
@@ -57,4 +59,5 @@ def test_long_run(backend, sizes, grows):
     for _ in range(by_backend(backend, 400, 20)):
         random_step(machine, rng)
         machine.all_is_well()
+    machine.world.drain()
     assert machine.world.counts["moves under forwards"] > by_backend(backend, 10, -1)

@@ -214,6 +214,21 @@ class World:
         held.handle.release()
         self.vacated.ended(held)
 
+    def drain(self) -> None:
+        """Everything ends: then an idle flush brings every page back."""
+        while self.in_flight.unfinished:
+            self.in_flight.finish(0)
+        while self.blocks:
+            self.unblock(0)
+        for name, leases in self.leases.items():
+            while leases:
+                self.release(name, 0)
+        self.flush()
+        for name, pages in self.live.items():
+            stats = self.arena.stats().pools[name]
+            assert (stats.span_pages, stats.pending_pages) == (len(pages), 0)
+        self.check()
+
     def clear(self) -> None:
         """Every page free; there are no leases."""
         self.arena.clear()
