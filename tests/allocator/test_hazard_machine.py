@@ -12,6 +12,9 @@ from .hazard_machine import HazardMachine
 from .machine import FLUSHES
 from .rig import by_backend, examples
 
+BLOCK_STEPS = [(True,), (True, True), (False,), (False, False), (False, False, False)]
+"""Blocks are nested; True is one more."""
+
 
 def machine_on(backend: str) -> type[HazardMachine]:
     return type("OnBackend", (HazardMachine,), {"backend": backend})
@@ -37,13 +40,15 @@ def random_step(machine: HazardMachine, rng: random.Random) -> None:
         "flush": lambda: machine.flush(name, rng.choice(FLUSHES), rng.randint(0, 6), None),
         "begin": lambda: machine.begin(share, rng.randint(0, 2), index, rng.random() < 0.5),
         "end": lambda: machine.end(index),
-        "block": lambda: machine.block_or_unblock(index, rng.random() < 0.3),
+        "block": lambda: [
+            machine.block_or_unblock(index, more) for more in rng.choice(BLOCK_STEPS)
+        ],
         "lease": lambda: machine.lease(name, 1),
         "release": lambda: machine.release(name, index),
         "refused": lambda: machine.free_refused(name, share, "double"),
         "break": lambda: machine.break_and_repair(name, index, rng.choice(["free", "deep"])),
     }
-    steps[rng.choices(list(steps), [5, 1, 5, 7, 4, 3, 0.5, 0.3, 1, 0.3, 0.3])[0]]()
+    steps[rng.choices(list(steps), [5, 1, 5, 7, 4, 3, 0.6, 0.5, 1.2, 0.3, 0.3])[0]]()
 
 
 @pytest.mark.parametrize("sizes", [(8,), (5, 3), (3, 17), (24, 7)])

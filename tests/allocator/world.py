@@ -257,6 +257,7 @@ class World:
                 for access in held.accesses:
                     assert access.page.live or self.vacated.places[name, access.place]
         self._check_kept()
+        assert sum(self.arena.stats().move_blocks.values()) == len(self.blocks)
         self.arena.check(deep=True)
 
     def _check_kept(self) -> None:
