@@ -1,10 +1,12 @@
 # Every target does its own set-up in .venv. TRITON= (empty) takes the newest triton.
+# Options of the soak go into SOAK.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TORCH ?= 2.13.0
 TRITON ?=
 WORKERS ?= 2
 GPU_PYTHON ?= python3
 GPU_CHECK ?=
+SOAK ?=
 REPORT ?= build/report
 TRAFFIC ?= --limit 1000 --pool-gib 20
 COMPARE ?= scalar,batched,eager,static
@@ -22,7 +24,7 @@ REQUIREMENTS := $(VENV)/requirements.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test kernel-test lint types bench report report-test gpu-check clean
+.PHONY: help install demo test kernel-test lint types soak bench report report-test gpu-check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,6 +73,9 @@ lint: install  ## ruff, rules and format
 
 types: install  ## mypy, strict
 	$(BIN)/mypy -p kvdefrag
+
+soak: install  ## a million calls on a full arena, every byte checked
+	$(BIN)/python -m tests.soak $(SOAK)
 
 bench: install  ## measure the allocator beside its baselines; the record goes into REPORT=
 	@mkdir -p $(REPORT)

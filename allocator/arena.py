@@ -204,10 +204,13 @@ class Arena:
         The way on after a CorruptState: afterwards every invariant holds and calls work again.
         Pending and leased pages keep their state. A page whose owner the tables do not agree on is
         listed in the report, not guessed at: it and its ids are set aside until
-        ``report.release()``. Bytes that are gone do not come back. Waits for the device. Raises
-        CorruptState if two pools claim the same bytes.
+        ``report.release()``. Bytes that are gone do not come back. The stream waits for the
+        forwards in flight, then the host for the device. Raises CorruptState if two pools claim
+        the same bytes.
         """
         shared = self._shared
+        # The frontiers may retreat over pages that a forward still writes.
+        shared.hazards.wait(())
         return repair(self._bands, shared.record, shared.backend, self.total_bytes)
 
     def clear(self) -> None:

@@ -145,7 +145,7 @@ def _ambiguous_pages(v2p: Words, p2v: Words, sound: Words) -> list[AmbiguousPage
 def _set_aside(
     band: Band, backend: Backend, ambiguous: Sequence[AmbiguousPage], aside: Handle
 ) -> None:
-    """Keep ambiguous pages and ids out of use until ``aside`` ends."""
+    """Keep ambiguous pages and ids out of use until ``aside`` ends, leased pages for longer."""
     named = {virtual_id for entry in ambiguous for virtual_id in entry.virtual_ids}
     ids = sorted(virtual_id for virtual_id in named if 1 <= virtual_id <= band.ids.capacity)
     band.ids.set_aside.update(dict.fromkeys(ids, aside))

@@ -2,7 +2,10 @@
 
 import pytest
 
-HELPERS = ("attention_model", "decoding", "machine", "pressed_arena", "rig")
+HELPERS = (
+    "attention_model", "decoding", "damage", "driver", "forwards", "hazard_machine", "in_flight",
+    "machine", "pressed_arena", "replica", "rig", "traffic", "world",
+)  # fmt: skip
 pytest.register_assert_rewrite(*(f"tests.allocator.{name}" for name in HELPERS))
 
 

@@ -39,6 +39,16 @@ class Layout(NamedTuple):
                 high = (high // spec.page_bytes - counts[spec.name]) * spec.page_bytes
         return low, high
 
+    def frontiers(self, spans: Mapping[str, int]) -> tuple[int, int]:
+        """Where the two pools at the ends of the buffer face each other."""
+        low, high = self.sink_bytes, self.total_bytes
+        for spec in self.specs:
+            if spans[spec.name] and spec.grows == "up":
+                low = (ceil(low, spec.page_bytes) + spans[spec.name]) * spec.page_bytes
+            elif spans[spec.name]:
+                high = (high // spec.page_bytes - spans[spec.name]) * spec.page_bytes
+        return low, high
+
     def available(self, name: str, live: Mapping[str, int]) -> int:
         spec = next(spec for spec in self.specs if spec.name == name)
         low, high = self.edges(name, live)
