@@ -144,7 +144,7 @@ class HazardMachine(RuleBasedStateMachine):
         lost = break_row(world, name, victim, kind)
         met = self.find_fault(name, victim, look)
         require_stopped(world, met)
-        self.repair(name, {virtual: places[virtual] for virtual in lost})
+        self.repair(name, places, {victim} if look == "flush" else lost, lost)
 
     def find_fault(self, name: str, victim: int, look: str) -> bool:
         """Whether a call met the fault, and not only the recount from the tables."""
@@ -162,16 +162,18 @@ class HazardMachine(RuleBasedStateMachine):
         assert met or look != "free"
         return met
 
-    def repair(self, name: str, lost: dict[int, int]) -> None:
+    def repair(self, name: str, places: dict[int, int], least: set[int], most: set[int]) -> None:
+        """Between the `least` and the `most` ids are lost: a move may settle what another row says.
+
+        `places`: where all live ids were.
+        """
         world = self.world
         before = {other: world.rows(other).copy() for other in world.live}
         report = world.arena.repair()
         named = {v for entry in report.pools[name].ambiguous for v in entry.virtual_ids}
-        # A flush that met no bad pair may have moved one of two claimants out of doubt.
-        found = named & world.live[name].keys()
-        assert found
-        assert found <= lost.keys()
-        world.forget(name, list(found), [lost[virtual] for virtual in found])
+        lost = named & world.live[name].keys()
+        assert least <= lost <= most
+        world.forget(name, list(lost), [places[virtual] for virtual in lost])
         for other, rows in before.items():
             kept = list(world.live[other])
             assert np.array_equal(world.rows(other)[kept], rows[kept])

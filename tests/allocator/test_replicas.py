@@ -17,8 +17,10 @@ HASTE = (0.9, 0.1, 0.3, 0.02)
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_replicas_in_one_process(backend, count):
-    replicas = [replica(seed, HASTE[seed], backend) for seed in range(count)]
-    calls = by_backend(backend, 10_000 if count == 2 else 3000, 80)
+    """The first on `backend`, the others on the host: backends answer alike, too."""
+    backends = [backend, *["host"] * (count - 1)]
+    replicas = [replica(seed, HASTE[seed], backends[seed]) for seed in range(count)]
+    calls = by_backend(backend, 10_000 if count == 2 else 3000, 60)
     driven = Replicas(replicas)
     traffic = drive(driven, calls, seed=count, at=lambda call: None, every=calls // 20)
     stats = [each.world.arena.stats() for each in replicas]
@@ -27,7 +29,7 @@ def test_replicas_in_one_process(backend, count):
         assert len({each.moves for each in stats}) > 1
         assert min(each.moves for each in stats) > 100
         assert traffic.evictions > calls // 10
-        assert driven.differed or count == 4  # where moves are blocked: not in every short run
+        assert driven.differed or count > 2
 
 
 def run_ranks(
@@ -80,7 +82,7 @@ def test_four_processes_under_gloo(project_root, tmp_path):
 
 
 def test_ranks_that_disagree_are_found(project_root, tmp_path):
-    options = ("--calls", "1500", "--odd-call", "500")
+    options = ("--calls", "600", "--odd-call", "500")
     codes, _, errors = run_ranks(project_root, tmp_path / "meet", 2, *options)
     assert any(codes)
     assert "the ranks disagree" in "".join(errors)

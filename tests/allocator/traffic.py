@@ -86,7 +86,7 @@ class Traffic:
         """One to a few calls."""
         rng = self._rng
         kinds = (self._grow, self._grow_both, self._forward, self._flush, self._hold, self._let_go)
-        rng.choices(kinds, (40, 4, 25, 20, 0.6, 4))[0]()
+        rng.choices(kinds, (40, 4, 25, 20, 0.4, 8))[0]()
 
     def _grow(self) -> None:
         name = self._rng.choice(POOLS)
