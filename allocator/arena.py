@@ -21,6 +21,7 @@ from .compactor import NOTHING, Compactor
 from .faults import CorruptState, FaultRecord, UsageError
 from .geometry import PoolSpec, place_bands, require_count
 from .grant import bind_many, make_room
+from .groups import FreeGroup
 from .hazards import Fence, Forward, Hazards, MoveBlock, PageSet, require_fence
 from .invariants import all_violations
 from .limits import FlushResult, flush_limit
@@ -80,25 +81,12 @@ class Arena:
                 max(spec.page_bytes for spec in specs),
                 self.total_bytes,
             )
+            compactor = Compactor(
+                chosen, record, self._bands, self.buffer, capacity, hazards, counters, place, debug
+            )
+            operand = None if self.buffer is None else chosen.operand(self.buffer)
             self._shared = Shared(
-                chosen,
-                place,
-                record,
-                capacity,
-                Compactor(
-                    chosen,
-                    record,
-                    self._bands,
-                    self.buffer,
-                    capacity,
-                    hazards,
-                    counters,
-                    place,
-                    debug,
-                ),
-                hazards,
-                counters,
-                debug,
+                chosen, place, record, capacity, compactor, hazards, counters, debug, operand, []
             )
             self._pools = {
                 band.spec.name: MultiEndedAllocator(self._shared, band, self.buffer)
@@ -190,6 +178,16 @@ class Arena:
         for name, ids in tokens.items():
             written[pools[name].index].append(pools[name].places_of_tokens(ids))
         shared.hazards.launched(Forward(fence, written))
+
+    def free_group(self, page_counts: Mapping[str, int] | None = None) -> FreeGroup:
+        """A context manager that collects frees of all pools and applies them when it ends.
+
+        One launch for every pool named in it, each page freed once. The ids must stay as they are
+        until then. ``page_counts``: distinct pages by pool name, needed where calls of the group
+        share a page. If the block raises, nothing is freed.
+        """
+        counts = {} if page_counts is None else page_counts
+        return FreeGroup(self._shared, pool_counts("page_counts", counts, list(self._pools)))
 
     def block_moves(self, reason: str) -> MoveBlock:
         """Keep every page where it is until the handle is released; also a context manager.

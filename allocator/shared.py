@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
-from kvdefrag.kernels.backend import Backend
+from kvdefrag.kernels.backend import Backend, Operand
 
 from .capacity import Capacity
 from .compactor import Compactor
@@ -14,10 +15,16 @@ from .faults import FaultRecord
 from .hazards import Hazards
 from .stats import Counters
 
+if TYPE_CHECKING:
+    from .groups import FreeGroup
+
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The parts that every pool of an arena uses."""
+    """The parts that every pool of an arena uses.
+
+    ``groups``: the group of frees that is open, if there is one.
+    """
 
     backend: Backend
     device: torch.device
@@ -27,3 +34,5 @@ class Shared:
     hazards: Hazards
     counters: Counters
     debug: bool
+    buffer: Operand
+    groups: list[FreeGroup]

@@ -112,25 +112,49 @@ def bind_host(
     call_tag: int,
 ) -> Words:
     """``bind`` on host memory."""
-    out = np.empty(take.page_count, np.int64)
-    if take.page_count == 0:
+    return bind_taken_host(v2p, p2v, holes, free_ids, record, take, take.page_count, call_tag)
+
+
+def bind_taken_host(
+    v2p: Words,
+    p2v: Words,
+    holes: Words,
+    free_ids: Words,
+    record: Words,
+    take: Take,
+    used_count: int,
+    call_tag: int,
+) -> Words:
+    """``bind_host`` of the first ``used_count`` pairs of ``take`` only."""
+    out = _taken_ids(free_ids, take)[:used_count]
+    if used_count == 0:
         return out
-    recycled = take.recycled_count
-    if recycled:
-        out[:recycled] = free_ids[take.recycled : take.recycled + recycled]
-    if recycled < take.page_count:
-        out[recycled:] = np.arange(take.first_id, take.first_id + take.page_count - recycled)
     if is_stopped_host(record):
         out[:] = 0
         return out
     listed = take.head_count + take.newer_count
-    is_run = take.page_count >= FRESH_ROWS and listed + take.back_count == 0
+    is_run = used_count >= FRESH_ROWS and listed + take.back_count == 0
     if is_run and bind_run_host(v2p, p2v, out, take.first_page, take.page_step):
         return out
-    pages = _taken_pages(holes, take)
+    pages = _taken_pages(holes, take)[:used_count]
     if not bind_good_host(v2p, p2v, out, pages):
         bind_refusing_host(v2p, p2v, out, pages, record, call_tag)
     return out
+
+
+def taken_host(holes: Words, free_ids: Words, take: Take) -> tuple[Words, Words]:
+    """The pages and the ids that ``take`` names, in order."""
+    return _taken_pages(holes, take), _taken_ids(free_ids, take)
+
+
+def _taken_ids(free_ids: Words, take: Take) -> Words:
+    ids = np.empty(take.page_count, np.int64)
+    recycled = take.recycled_count
+    if recycled:
+        ids[:recycled] = free_ids[take.recycled : take.recycled + recycled]
+    if recycled < take.page_count:
+        ids[recycled:] = np.arange(take.first_id, take.first_id + take.page_count - recycled)
+    return ids
 
 
 def _taken_pages(holes: Words, take: Take) -> Words:

@@ -79,11 +79,11 @@ def _bind_lanes(
 @jit()
 def _unbind_lanes(
     v2p, p2v, record, virtual, live, index, named, num_pages, num_ids, call_tag,
-    OUTSIDE: tl.constexpr,
+    outside,
 ):  # fmt: skip
     """Unbind ``virtual`` (int64) in every ``live`` lane: its page and id, -1 if refused.
 
-    A refused id is recorded as ``named`` at ``index``; ``OUTSIDE``: the code if it is out of range.
+    A refused id is recorded as ``named`` at ``index``; ``outside``: the code if it is out of range.
     """
     in_range = live & (virtual >= 1) & (virtual < num_ids)
     virtual_at = tl.where(in_range, virtual, 0)
@@ -100,6 +100,6 @@ def _unbind_lanes(
     disagree = bound & ~good
     tl.store(v2p + virtual_at, page, mask=disagree)
     _record_fault(record, CORRUPT, disagree, TABLES_DISAGREE, call_tag, index, page, -1, virtual)
-    code = tl.where(in_range, ID_NOT_BOUND, OUTSIDE)
+    code = tl.where(in_range, ID_NOT_BOUND, outside)
     _record_fault(record, USAGE, live & ~bound, code, call_tag, index, -1, -1, named)
     return tl.where(good, page, -1), tl.where(good, virtual, -1)
