@@ -33,7 +33,9 @@ def test_nvidia(name: str, target: str) -> None:
 def test_amd(name: str, target: str) -> None:
     code = build(LAUNCHES[name], AMD[target])
     assert code.resources["private_segment_fixed_size"] == 0
-    assert code.resources["vgpr_spill_count"] == code.resources["sgpr_spill_count"] == 0
+    assert code.resources["vgpr_spill_count"] == 0
+    # A scalar that spills goes to a lane of a vector register, not to memory.
+    assert code.resources["sgpr_spill_count"] == 0 or name.startswith(SET_KERNELS)
 
 
 @pytest.mark.parametrize(("unit_bytes", "width"), [(16, "v2.b64"), (8, "b64"), (4, "b32")])
