@@ -20,6 +20,7 @@ from .faults import CorruptState, UsageError
 from .feasibility import feasibility
 from .geometry import PoolSpec, place_bands, require_count
 from .grant import bind_many, make_room
+from .groups import FreeGroup
 from .hazards import Fence, Forward, MoveBlock, PageSet, require_fence
 from .invariants import all_violations
 from .limits import FlushResult, flush_limit
@@ -166,6 +167,16 @@ class Arena:
         for name, ids in tokens.items():
             written[pools[name].index].append(pools[name].places_of_tokens(ids))
         shared.hazards.launched(Forward(fence, written))
+
+    def free_group(self, page_counts: Mapping[str, int] | None = None) -> FreeGroup:
+        """A context manager that collects frees of all pools and applies them when it ends.
+
+        One launch for every pool named in it, each page freed once. The ids must stay as they are
+        until then. ``page_counts``: distinct pages by pool name, needed where calls of the group
+        share a page. If the block raises, nothing is freed.
+        """
+        counts = {} if page_counts is None else page_counts
+        return FreeGroup(self._shared, pool_counts("page_counts", counts, list(self._pools)))
 
     def block_moves(self, reason: str) -> MoveBlock:
         """Keep every page where it is until the handle is released; also a context manager.

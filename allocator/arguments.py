@@ -21,13 +21,17 @@ ID_DTYPES = (torch.int64, torch.int32)
 
 
 def device_ids(
-    name: str, ids: Any, device: torch.device, id_limit: int | None = None
+    name: str,
+    ids: Any,
+    device: torch.device,
+    id_limit: int | None = None,
+    most_dimensions: int = 1,
 ) -> tuple[torch.Tensor, bool]:
     """``ids`` as an int32 or int64 tensor [ids] on ``device``, and whether it was uploaded.
 
     A tensor must be there already, of any stride. A host sequence or array of integers is uploaded,
-    after a check that its ids are distinct and in 1..``id_limit``, if that is given. Raises
-    UsageError naming ``name`` for anything else.
+    after a check that its ids are distinct and in 1..``id_limit``, if that is given. A tensor may
+    have up to ``most_dimensions``. Raises UsageError naming ``name`` for anything else.
     """
     if isinstance(ids, torch.Tensor):
         if ids.dtype not in ID_DTYPES:
@@ -36,7 +40,7 @@ def device_ids(
             raise UsageError(f"{name}: expected device {device}, got {ids.device}")
         if ids.layout is not torch.strided:
             raise UsageError(f"{name}: expected a strided tensor, got {ids.layout}")
-        if ids.dim() != 1:
+        if not 1 <= ids.dim() <= most_dimensions:
             raise UsageError(f"{name}: expected shape [ids], got {list(ids.shape)}")
         return ids, False
     host = _host_ids(name, ids)

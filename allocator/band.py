@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from kvdefrag.kernels.bind import Take
 
 from .faults import FaultRecord
 from .free_pages import HoleList, IdList
-from .geometry import BandGeometry, PoolSpec
+from .geometry import BandGeometry, Growth, PoolSpec
 from .hazards import BandHazards, Fence, Handle, Lease, PageSet, Pending
 from .page_table import PageTable
 from .plan import MovePlan
@@ -74,12 +75,14 @@ class Band:
         """Pages that an allocation cannot have: live ones, and those pending on a lease."""
         return self.live + self.hazards.leased_pending_pages
 
-    def bind(self, page_count: int, gap: tuple[int, int], low_first: bool = False) -> torch.Tensor:
-        """Hand out ``page_count`` pages, which the caller knows to fit: int64 ids, one launch.
+    def take(
+        self, page_count: int, gap: tuple[int, int], low_first: bool = False
+    ) -> tuple[Take, Growth]:
+        """Choose ``page_count`` pages, which the caller knows to fit; nothing changes yet.
 
         ``gap``: the bytes between the bands around this one; ``low_first``: take the lower ones.
         """
-        holes, ids, table, geometry = self.holes, self.ids, self.table, self.geometry
+        holes, ids, geometry = self.holes, self.ids, self.geometry
         from_sorted, from_newer = holes.split(page_count)
         fresh = page_count - from_sorted - from_newer
         growth = geometry.growth(self.span, fresh, *gap, low_first)
@@ -98,49 +101,49 @@ class Band:
             growth.back_page,
             growth.back_count,
         )
-        virtual_ids = self._backend.bind(
-            table.v2p,
-            table.p2v,
-            holes.buffer,
-            ids.buffer,
-            self._record.words,
-            take,
-            self._record.next_call_tag(self.index, "alloc", page_count),
-        )
-        holes.took(from_sorted, from_newer)
-        ids.took(page_count)
+        return take, growth
+
+    def took(self, take: Take, growth: Growth) -> None:
+        """A launch has handed out what ``take`` chose."""
+        self.holes.took(take.head_count, take.newer_count)
+        self.ids.took(take.page_count)
+        fresh = take.page_count - take.head_count - take.newer_count
         if fresh:
-            geometry.settle(self.span, growth)
+            self.geometry.settle(self.span, growth)
             self.span += fresh
-        self.live += page_count
-        return virtual_ids
+        self.live += take.page_count
 
     def unbind(self, virtual_ids: Operand, page_count: int) -> None:
-        """Take back the pages of ``virtual_ids``, ``page_count`` at most ``live``: one launch.
+        """Take back the pages of ``virtual_ids``, ``page_count`` at most ``live``: one launch."""
+        table, ids, record = self.table, self.ids, self._record.words
 
-        They become holes, or with leases in the pool pending pages.
+        def launch(pages: Operand, pages_end: int, call_tag: int) -> None:
+            self._backend.unbind(
+                table.v2p, table.p2v, virtual_ids, pages, pages_end,
+                ids.buffer, ids.recycled, record, call_tag,
+            )  # fmt: skip
+
+        self.take_back(page_count, "free", launch)
+
+    def take_back(
+        self, page_count: int, operation: str, launch: Callable[[Operand, int, int], None]
+    ) -> None:
+        """``launch(pages, pages_end, call_tag)`` takes back ``page_count`` pages, at most ``live``.
+
+        It lists them in ``pages`` from ``pages_end`` on, and their ids behind the free ones. They
+        become holes, or with leases in the pool pending pages.
         """
-        holes, ids, table, leases = self.holes, self.ids, self.table, self.hazards.leases
+        holes, leases = self.holes, self.hazards.leases
         pages, pages_end = holes.buffer, holes.end
         if leases:
             leased = self._pending_on(leases, page_count)
             pages, pages_end = leased.words, leased.count
-        self._backend.unbind(
-            table.v2p,
-            table.p2v,
-            virtual_ids,
-            pages,
-            pages_end,
-            ids.buffer,
-            ids.recycled,
-            self._record.words,
-            self._record.next_call_tag(self.index, "free", page_count),
-        )
+        launch(pages, pages_end, self._record.next_call_tag(self.index, operation, page_count))
         if leases:
             leased.listed(page_count)
         else:
             holes.listed(page_count)
-        ids.listed(page_count)
+        self.ids.listed(page_count)
         self.live -= page_count
         self._note_peak()
 

@@ -19,8 +19,10 @@ from kvdefrag.kernels.backend import Backend, Operand
 from kvdefrag.kernels.launch import Words
 from kvdefrag.kernels.record import (
     CORRUPT,
+    COUNT_DIFFERS,
     FAULT_TEXT,
     MIRROR,
+    NAMES_TOKEN,
     RECORD_WORDS,
     SLOT_WORDS,
     USAGE,
@@ -90,7 +92,10 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One slot of the device record, read back. Ids that do not apply are -1."""
+    """One slot of the device record, read back. Ids that do not apply are -1.
+
+    ``virtual_id``: a token id with some codes; ``index``: pages found where a count differs.
+    """
 
     code: int
     call_number: int
@@ -101,11 +106,14 @@ class Fault:
     virtual_id: int
 
     def __str__(self) -> str:
+        text = f"pool {self.pool!r}: {FAULT_TEXT[self.code]}: "
+        if self.code == COUNT_DIFFERS.value:
+            return f"{text}{self.index} pages (call {self.call_number})"
         ids = (("source page", self.source_page), ("target page", self.target_page))
         named = "".join(f", {name} {page}" for name, page in ids if page != -1)
+        kind = "token id" if self.code in NAMES_TOKEN else "virtual id"
         return (
-            f"pool {self.pool!r}: {FAULT_TEXT[self.code]}: virtual id {self.virtual_id}{named} "
-            f"(call {self.call_number}, index {self.index})"
+            f"{text}{kind} {self.virtual_id}{named} (call {self.call_number}, index {self.index})"
         )
 
 

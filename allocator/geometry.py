@@ -39,7 +39,8 @@ class PoolSpec:
     engine that owns its tensors, called as ``mover(source_pages, target_pages)`` after the tables
     have changed; after a fault every pair is (0, 0). The two tensors are good until it returns, and
     it must not call the arena. If it raises, its pages no longer hold their bytes: the arena is
-    stopped with CorruptState.
+    stopped with CorruptState. ``zero_on_alloc``: whole pages read as zero when they are handed out,
+    which takes a second launch; not for a pool with a mover, whose bytes the arena cannot reach.
     """
 
     name: str
@@ -48,6 +49,7 @@ class PoolSpec:
     grows: Literal["up", "down", "float"] = "up"
     virtual_pages: int | None = None
     mover: Mover | None = None
+    zero_on_alloc: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -62,6 +64,10 @@ class PoolSpec:
             raise UsageError(f"grows: expected 'up', 'down' or 'float', got {self.grows!r}")
         if self.mover is not None and not callable(self.mover):
             raise UsageError(f"mover: expected a callable, got {self.mover!r}")
+        if not isinstance(self.zero_on_alloc, bool):
+            raise UsageError(f"zero_on_alloc: expected a bool, got {self.zero_on_alloc!r}")
+        if self.zero_on_alloc and self.mover is not None:
+            raise UsageError(f"zero_on_alloc: pool {self.name!r} has a mover, so no bytes here")
 
 
 def require_count(name: str, value: Any, minimum: int = 0) -> int:

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+
+from kvdefrag.kernels.bind import Take
 
 from .band import Band
 from .limits import Need
 from .shared import Shared
+
+
+def ensure_room(shared: Shared, band: Band, page_count: int) -> None:
+    """See to it that ``page_count`` pages of one pool can be bound; raises OutOfPages."""
+    shared.record.raise_if_stopped()
+    shared.counters.alloc_calls += 1
+    beyond = page_count - band.holes.count
+    if page_count > band.ids.count or (
+        beyond > 0 and band.span + beyond > shared.capacity.span_limit(band)
+    ):
+        make_room(shared, {band.spec.name: page_count})
 
 
 def bind_pages(
@@ -15,10 +30,41 @@ def bind_pages(
     """Hand out ``page_count`` pages that are known to fit; nothing is launched for none."""
     if page_count == 0:
         return torch.empty(0, dtype=torch.int64, device=shared.device)
-    virtual_ids = band.bind(page_count, shared.capacity.gap(band), low_first)
+    backend, table = shared.backend, band.table
+
+    def launch(take: Take, call_tag: int) -> torch.Tensor:
+        return backend.bind(
+            table.v2p, table.p2v, band.holes.buffer, band.ids.buffer, shared.record.words,
+            take, call_tag,
+        )  # fmt: skip
+
+    return hand_out(shared, band, page_count, "alloc", launch, low_first)
+
+
+def hand_out(
+    shared: Shared,
+    band: Band,
+    page_count: int,
+    operation: str,
+    launch: Callable[[Take, int], torch.Tensor],
+    low_first: bool = False,
+) -> torch.Tensor:
+    """What ``launch(take, call_tag)`` returns, which binds ``page_count`` pages known to fit.
+
+    A second launch right behind it zeroes the pages, where the pool wants that.
+    """
+    take, growth = band.take(page_count, shared.capacity.gap(band), low_first)
+    found = launch(take, shared.record.next_call_tag(band.index, operation, page_count))
+    if band.spec.zero_on_alloc and page_count:
+        table = band.table
+        shared.backend.zero_pages(
+            shared.buffer, band.spec.page_bytes, table.v2p, table.p2v,
+            band.holes.buffer, band.ids.buffer, shared.record.words, take,
+        )  # fmt: skip
+    band.took(take, growth)
     if shared.debug:
         shared.compactor.check_record()
-    return virtual_ids
+    return found
 
 
 def bind_many(shared: Shared, asked: dict[str, int]) -> dict[str, torch.Tensor]:

@@ -7,23 +7,22 @@ from typing import Any
 
 import torch
 
-from kvdefrag.kernels.translate import MAX_INT32
-
-from .arguments import ID_DTYPES, device_ids
+from .arguments import device_ids
 from .band import Band
 from .compactor import NOTHING
 from .debug import check_bound_ids
 from .faults import OutOfPages, UsageError
 from .geometry import require_count
-from .grant import bind_pages, make_room
+from .grant import bind_pages, ensure_room
 from .hazards import Lease, PageSet
 from .layouts import EnvelopeLayout
 from .limits import FlushResult, flush_limit
 from .shared import Shared
+from .tokens import TokenCalls
 from .views import page_views
 
 
-class MultiEndedAllocator:
+class MultiEndedAllocator(TokenCalls):
     """Pages of one pool: virtual ids for the engine, packed physical pages underneath.
 
     Made by ``Arena``; all calls come from one thread and one stream, or from streams that the
@@ -102,19 +101,14 @@ class MultiEndedAllocator:
     def alloc(self, page_count: int) -> torch.Tensor:
         """Hand out ``page_count`` pages: int64 virtual ids [page_count] on the device.
 
-        One launch, no copy, no wait, unless a neighbour has to be packed first; then exactly what
-        is needed moves. The tensor is the caller's own. Raises OutOfPages, with nothing changed,
-        if the live pages leave no room, UsageError for a negative or fractional count.
+        One launch (two with ``zero_on_alloc``), no copy, no wait, unless a neighbour has to be
+        packed first; then exactly what is needed moves. The tensor is the caller's own. Raises
+        OutOfPages, with nothing changed, if the live pages leave no room, UsageError for a negative
+        or fractional count.
         """
         band, shared = self._band, self._shared
         count = require_count("page_count", page_count)
-        shared.record.raise_if_stopped()
-        shared.counters.alloc_calls += 1
-        beyond = count - band.holes.count
-        if count > band.ids.count or (
-            beyond > 0 and band.span + beyond > shared.capacity.span_limit(band)
-        ):
-            make_room(shared, {band.spec.name: count})
+        ensure_room(shared, band, count)
         return bind_pages(shared, band, count)
 
     def try_alloc(self, page_count: int) -> torch.Tensor | None:
@@ -145,9 +139,10 @@ class MultiEndedAllocator:
                 f"virtual_ids: {count} ids, but pool {self.name!r} has {band.live} live pages"
             )
         shared.counters.free_calls += 1
-        if count == 0:
-            return
-        band.unbind(shared.backend.operand(ids), count)
+        if shared.groups:
+            shared.groups[0].add(band, ids, 1, count, whole=True)
+        elif count:
+            band.unbind(shared.backend.operand(ids), count)
 
     def flush(
         self,
@@ -205,37 +200,6 @@ class MultiEndedAllocator:
         backend, table = self._shared.backend, self._band.table
         return backend.translate(table.v2p, backend.operand(ids), self.num_pages)
 
-    def translate_tokens(self, token_ids: Any, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Physical token ids of ``token_ids`` (int32 or int64 [tokens], any stride).
-
-        A token of a page that is unbound, negative or out of range gives 0, in the sink. Written to
-        ``out`` (int32 or int64 [tokens], any stride) if given, else to a new int64 tensor.
-        Raises UsageError for an ``out`` of another length, dtype or device, and for an int32 one
-        where ``num_pages * page_size > 2**31 - 1``.
-        """
-        ids = self._ids(token_ids, "token_ids")
-        token_limit = self.num_pages * self.page_size
-        if out is None:
-            out = torch.empty(ids.numel(), dtype=torch.int64, device=self._shared.device)
-        elif not isinstance(out, torch.Tensor) or out.dtype not in ID_DTYPES:
-            raise UsageError(f"out: expected an int64 or int32 tensor, got {out!r}")
-        elif out.layout is not torch.strided or (out.numel() > 1 and 0 in out.stride()):
-            raise UsageError(f"out: expected one place a token, got {out!r}")
-        elif out.device != self._shared.device or out.shape != ids.shape:
-            raise UsageError(
-                f"out: expected {list(ids.shape)} on {self._shared.device}, "
-                f"got {list(out.shape)} on {out.device}"
-            )
-        elif out.dtype == torch.int32 and token_limit > MAX_INT32:
-            raise UsageError(f"out: int32 cannot hold {token_limit} token ids, got {out.dtype}")
-        if ids.numel():
-            backend = self._shared.backend
-            backend.translate_tokens(
-                self._band.table.v2p, backend.operand(ids), backend.operand(out),
-                self.num_pages, self.page_size,
-            )  # fmt: skip
-        return out
-
     @property
     def index(self) -> int:
         """The pool's place among those of its arena."""
@@ -250,10 +214,12 @@ class MultiEndedAllocator:
         places = self._shared.backend.operand(self.translate_tokens(ids))
         return PageSet(places, ids.numel(), self.page_size)
 
-    def _ids(self, ids: Any, name: str = "virtual_ids", check: bool = False) -> torch.Tensor:
+    def _ids(
+        self, ids: Any, name: str = "virtual_ids", check: bool = False, most_dimensions: int = 1
+    ) -> torch.Tensor:
         """``ids`` on the device; a host list is checked against the id range if ``check``."""
         id_limit = self._band.ids.capacity if check else None
-        tensor, uploaded = device_ids(name, ids, self._shared.device, id_limit)
+        tensor, uploaded = device_ids(name, ids, self._shared.device, id_limit, most_dimensions)
         if uploaded:
             self._shared.backend.host_to_device_copies += 1
         return tensor

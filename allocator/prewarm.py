@@ -7,9 +7,10 @@ from time import perf_counter
 
 import torch
 
-from kvdefrag.kernels.backend import Backend
+from kvdefrag.kernels.backend import Backend, Operand
 from kvdefrag.kernels.bind import Take
 from kvdefrag.kernels.record import CORRUPT, RECORD_WORDS
+from kvdefrag.kernels.token_group import Segment
 from kvdefrag.kernels.translate import MAX_INT32
 
 from .arguments import ID_DTYPES
@@ -21,8 +22,8 @@ def prewarm(
 ) -> float:
     """Launch every kernel on the real tables and buffer, with a record that is already stopped.
 
-    A stopped record turns ``bind``, ``unbind``, ``copy_pages`` and ``rebind`` into launches that
-    change nothing; the others write to scratch. So what is compiled and loaded is exactly what
+    A stopped record turns everything that binds, unbinds, zeroes, copies or rebinds into launches
+    that change nothing; the others write to scratch. So what is compiled and loaded is exactly what
     serving will use, and no table, list or byte changes. Returns the seconds it took.
     """
     started = perf_counter()
@@ -38,6 +39,10 @@ def prewarm(
         table, holes, ids = band.table, band.holes.buffer, band.ids.buffer
         take = Take(1, 0, 0, 0, 0, band.geometry.origin, band.geometry.step, 0, 0, 1)
         backend.bind(table.v2p, table.p2v, holes, ids, record, take, 0)
+        _prewarm_tokens(backend, band, record, take, device)
+        if band.spec.zero_on_alloc and buffer is not None:
+            place = (backend.operand(buffer), band.spec.page_bytes)
+            backend.zero_pages(*place, table.v2p, table.p2v, holes, ids, record, take)
         for dtype in ID_DTYPES:
             asked = backend.operand(torch.zeros(1, dtype=dtype, device=device))
             backend.unbind(table.v2p, table.p2v, asked, holes, 0, ids, 0, record, 0)
@@ -58,6 +63,26 @@ def prewarm(
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return perf_counter() - started
+
+
+def _prewarm_tokens(
+    backend: Backend, band: Band, record: Operand, take: Take, device: torch.device
+) -> None:
+    """The calls that take token ids, and groups, in which a page id is a token of its own."""
+    table, page_size = band.table, band.spec.page_size
+    pair = (table.v2p, table.p2v)
+    lists = (band.holes.buffer, band.ids.buffer, record)
+    slots = (band.holes.buffer, 0, band.ids.buffer, 0, record)
+    backend.bind_tokens(*pair, *lists, take, 1, page_size, 0)
+    for dtype in ID_DTYPES:
+        asked = backend.operand(torch.zeros(1, dtype=dtype, device=device))
+        backend.unbind_run(*pair, asked, page_size, *slots, 0)
+        backend.decode(*pair, asked, page_size, *lists, take, 0)
+        backend.extend(*pair, asked, asked, asked, 1, page_size, *lists, take, 0)
+        for tokens in (1, page_size):
+            backend.unbind_tokens(*pair, table.marks, asked, tokens, 1, *slots, 1, 0)
+            segments = [Segment(asked, tokens)]
+            backend.unbind_group(*pair, table.marks, segments, 1, *slots, 1, 0)
 
 
 def _fits_int32(band: Band) -> bool:

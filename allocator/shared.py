@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
-from kvdefrag.kernels.backend import Backend
+from kvdefrag.kernels.backend import Backend, Operand
 
 from .band import Band
 from .capacity import Capacity
@@ -17,10 +18,16 @@ from .geometry import BandGeometry, PoolSpec
 from .hazards import Hazards
 from .stats import Counters
 
+if TYPE_CHECKING:
+    from .groups import FreeGroup
+
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The parts that every pool of an arena uses."""
+    """The parts that every pool of an arena uses.
+
+    ``groups``: the group of frees that is open, if there is one.
+    """
 
     backend: Backend
     device: torch.device
@@ -30,6 +37,8 @@ class Shared:
     hazards: Hazards
     counters: Counters
     debug: bool
+    buffer: Operand
+    groups: list[FreeGroup]
 
 
 def assemble(
@@ -54,5 +63,8 @@ def assemble(
     compactor = Compactor(
         backend, record, bands, buffer, capacity, hazards, counters, device, debug
     )
-    shared = Shared(backend, device, record, capacity, compactor, hazards, counters, debug)
+    operand = None if buffer is None else backend.operand(buffer)
+    shared = Shared(
+        backend, device, record, capacity, compactor, hazards, counters, debug, operand, []
+    )
     return shared, bands

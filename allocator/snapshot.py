@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvdefrag.kernels.backend import Backend, Operand, Staging
+from kvdefrag.kernels.backend import Backend, Operand
 from kvdefrag.kernels.launch import Words
 from kvdefrag.kernels.record import RECORD_WORDS
+from kvdefrag.kernels.staging import Staging
 
 from .faults import FaultRecord
 

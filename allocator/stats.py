@@ -44,8 +44,9 @@ class PoolStats:
 class ArenaStats:
     """One arena since it was made. Nothing is read from the device for it.
 
-    ``alloc_calls``: calls of ``alloc``, ``try_alloc`` and ``alloc_many``, failed ones included.
-    ``free_calls``: calls of ``free``.
+    ``alloc_calls``: calls of ``alloc``, ``try_alloc``, ``alloc_many``, ``alloc_tokens``, ``extend``
+    and ``decode``, failed ones included.
+    ``free_calls``: calls of ``free``, ``free_tokens`` and ``free_token_run``.
     ``flush_calls``: flushes that took a snapshot, those inside an allocation included.
     ``flushes_with_moves``: flushes that moved at least one page.
     ``flush_host_ns``: host time spent in flushes, in nanoseconds.

@@ -10,8 +10,7 @@ for Triton, its cached numpy view for the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,10 +19,18 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from .bind import bind, bind_host, unbind, unbind_host
 from .copy import MAX_UNITS, Rebinding, copy_form, copy_pages, copy_pages_host
+from .counting import counted, giving_tensor, uploading
 from .gather import gather_virtual, gather_virtual_host
 from .launch import Words
 from .rebind import _rebind_kernel, rebind, rebind_host
+from .staging import Staging
+from .token_extend import extend, extend_host
+from .token_free import unbind_tokens, unbind_tokens_host
+from .token_group import unbind_group, unbind_group_host
+from .token_grow import bind_tokens, bind_tokens_host, decode, decode_host
+from .token_run import unbind_run, unbind_run_host
 from .translate import translate, translate_host, translate_tokens, translate_tokens_host
+from .zero import zero_pages, zero_pages_host
 
 Operand = Any
 """A torch tensor (Triton) or a numpy view of it (host)."""
@@ -82,38 +89,29 @@ class Backend(Protocol):
     def translate_tokens(self, *arguments: Any) -> None:
         """See ``kernels.translate``."""
 
+    def unbind_tokens(self, *arguments: Any) -> None:
+        """See ``kernels.token_free``."""
+
+    def unbind_group(self, *arguments: Any) -> None:
+        """See ``kernels.token_group``; one upload as well."""
+
+    def unbind_run(self, *arguments: Any) -> None:
+        """See ``kernels.token_run``."""
+
+    def bind_tokens(self, *arguments: Any) -> torch.Tensor:
+        """See ``kernels.token_grow``."""
+
+    def decode(self, *arguments: Any) -> torch.Tensor:
+        """See ``kernels.token_grow``."""
+
+    def extend(self, *arguments: Any) -> torch.Tensor:
+        """See ``kernels.token_extend``."""
+
+    def zero_pages(self, *arguments: Any) -> None:
+        """See ``kernels.zero``."""
+
     def assign(self, target: Operand, source: Operand) -> None:
         """Copy int64 words on the device."""
-
-
-class Staging:
-    """A host buffer (pinned where there is a GPU) and its twin on the device.
-
-    ``host``: int64 numpy [words]. ``device``: int64 operand [words]; the same memory on the host
-    backend. The host side may be written again once a later ``read_back`` has returned, since that
-    waits for everything before it on the stream.
-    """
-
-    __slots__ = ("device", "host", "pinned")
-
-    def __init__(self, word_count: int, device: torch.device | None) -> None:
-        pinned = device is not None and device.type == "cuda"
-        self.pinned = torch.empty(word_count, dtype=torch.int64, device="cpu", pin_memory=pinned)
-        self.host: Words = self.pinned.numpy()
-        self.device: Operand = self.host
-        if device is not None:
-            self.device = torch.empty(word_count, dtype=torch.int64, device=device)
-
-
-def _counted(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """``operation`` as a backend method that counts one launch."""
-
-    @wraps(operation)
-    def method(self: Backend, *arguments: Any) -> Any:
-        self.launches += 1
-        return operation(*arguments)
-
-    return method
 
 
 class TritonBackend:
@@ -175,13 +173,20 @@ class TritonBackend:
         rebinding = Rebinding(v2p, p2v, virtual_ids)
         self.copy_pages(buffer, sources, targets, page_bytes, record, rebinding)
 
-    bind = _counted(bind)
-    unbind = _counted(unbind)
-    gather_virtual = _counted(gather_virtual)
-    copy_pages = _counted(copy_pages)
-    rebind = _counted(rebind)
-    translate = _counted(translate)
-    translate_tokens = _counted(translate_tokens)
+    bind = counted(bind)
+    unbind = counted(unbind)
+    gather_virtual = counted(gather_virtual)
+    copy_pages = counted(copy_pages)
+    rebind = counted(rebind)
+    translate = counted(translate)
+    translate_tokens = counted(translate_tokens)
+    unbind_tokens = counted(unbind_tokens)
+    unbind_group = uploading(unbind_group)
+    unbind_run = counted(unbind_run)
+    bind_tokens = counted(bind_tokens)
+    decode = counted(decode)
+    extend = counted(extend)
+    zero_pages = counted(zero_pages)
 
 
 class HostBackend:
@@ -238,21 +243,20 @@ class HostBackend:
         self.copy_pages(buffer, sources, targets, page_bytes, record)
         rebind_host(*batch)
 
-    unbind = _counted(unbind_host)
-    gather_virtual = _counted(gather_virtual_host)
-    copy_pages = _counted(copy_pages_host)
-    rebind = _counted(rebind_host)
-    translate_tokens = _counted(translate_tokens_host)
-
-    def bind(self, *arguments: Any) -> torch.Tensor:
-        """The ids as a tensor."""
-        self.launches += 1
-        return torch.from_numpy(bind_host(*arguments))
-
-    def translate(self, *arguments: Any) -> torch.Tensor:
-        """The pages as a tensor."""
-        self.launches += 1
-        return torch.from_numpy(translate_host(*arguments))
+    unbind = counted(unbind_host)
+    gather_virtual = counted(gather_virtual_host)
+    copy_pages = counted(copy_pages_host)
+    rebind = counted(rebind_host)
+    translate_tokens = counted(translate_tokens_host)
+    unbind_tokens = counted(unbind_tokens_host)
+    unbind_group = uploading(unbind_group_host)
+    unbind_run = counted(unbind_run_host)
+    zero_pages = counted(zero_pages_host)
+    bind = giving_tensor(bind_host)
+    translate = giving_tensor(translate_host)
+    bind_tokens = giving_tensor(bind_tokens_host)
+    decode = giving_tensor(decode_host)
+    extend = giving_tensor(extend_host)
 
 
 def choose_backend(name: str, device: torch.device) -> Backend:

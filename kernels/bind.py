@@ -10,21 +10,9 @@ import torch
 import triton.language as tl
 
 from .host import FRESH_ROWS, bind_good_host, bind_run_host, unbind_good_host
+from .lanes import _bind_lanes, _unbind_lanes
 from .launch import LANES, Words, jit, launch, require_ids, require_words
-from .record import (
-    CORRUPT,
-    ID_NOT_BOUND,
-    ID_OUT_OF_RANGE,
-    ID_TAKEN,
-    PAGE_OUT_OF_RANGE,
-    PAGE_TAKEN,
-    RECORD_WORDS,
-    TABLES_DISAGREE,
-    USAGE,
-    _record_fault,
-    _stopped,
-    is_stopped_host,
-)
+from .record import ID_OUT_OF_RANGE, RECORD_WORDS, _stopped, is_stopped_host
 from .refuse import bind_refusing_host, unbind_refusing_host
 
 
@@ -67,34 +55,12 @@ def _bind_kernel(
 ):  # fmt: skip
     lane = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = lane < page_count
-    listed = head_count + newer_count
-    slot = tl.where(lane < head_count, head + lane, newer + (lane - head_count))
-    page = tl.load(holes + slot, mask=live & (lane < listed), other=-1)
-    page = tl.where(lane < listed, page, first_page + (lane - listed) * page_step)
-    back = lane - (page_count - back_count)
-    page = tl.where(back < 0, page, back_page - back * page_step)
-    virtual = tl.load(free_ids + recycled + lane, mask=live & (lane < recycled_count), other=-1)
-    virtual = tl.where(lane < recycled_count, virtual, first_id + (lane - recycled_count))
-
-    # Broadcast the word, not its comparison: the interpreter widens a splat bool.
-    runs = _stopped(record) + lane * 0 == 0
-    whole = live & (page != -1) & (virtual != -1) & runs
-    page_ok = whole & (page >= 1) & (page < num_pages)
-    in_range = page_ok & (virtual >= 1) & (virtual < num_ids)
-    page_at = tl.where(in_range, page, 0)
-    virtual_at = tl.where(in_range, virtual, 0)
-    owner = tl.load(p2v + page_at, mask=in_range, other=-1)
-    place = tl.load(v2p + virtual_at, mask=in_range, other=-1)
-    good = in_range & (owner == -1) & (place == -1)
-    tl.store(v2p + virtual_at, page, mask=good)
-    tl.store(p2v + page_at, virtual, mask=good)
-    # An id that got no page is not handed out: once it is free again it would have two owners.
-    tl.store(out + lane, tl.where(good, virtual, 0), mask=live)
-
-    code = tl.where(owner != -1, PAGE_TAKEN, ID_TAKEN)
-    code = tl.where(in_range, code, ID_OUT_OF_RANGE)
-    code = tl.where(page_ok, code, PAGE_OUT_OF_RANGE)
-    _record_fault(record, CORRUPT, whole & ~good, code, call_tag, lane, -1, page, virtual)
+    virtual = _bind_lanes(
+        v2p, p2v, holes, free_ids, record, lane, live,
+        page_count, head, head_count, newer, newer_count, first_page, page_step,
+        recycled, recycled_count, first_id, back_page, back_count, num_pages, num_ids, call_tag,
+    )  # fmt: skip
+    tl.store(out + lane, virtual, mask=live)
 
 
 def bind(
@@ -146,25 +112,49 @@ def bind_host(
     call_tag: int,
 ) -> Words:
     """``bind`` on host memory."""
-    out = np.empty(take.page_count, np.int64)
-    if take.page_count == 0:
+    return bind_taken_host(v2p, p2v, holes, free_ids, record, take, take.page_count, call_tag)
+
+
+def bind_taken_host(
+    v2p: Words,
+    p2v: Words,
+    holes: Words,
+    free_ids: Words,
+    record: Words,
+    take: Take,
+    used_count: int,
+    call_tag: int,
+) -> Words:
+    """``bind_host`` of the first ``used_count`` pairs of ``take`` only."""
+    out = _taken_ids(free_ids, take)[:used_count]
+    if used_count == 0:
         return out
-    recycled = take.recycled_count
-    if recycled:
-        out[:recycled] = free_ids[take.recycled : take.recycled + recycled]
-    if recycled < take.page_count:
-        out[recycled:] = np.arange(take.first_id, take.first_id + take.page_count - recycled)
     if is_stopped_host(record):
         out[:] = 0
         return out
     listed = take.head_count + take.newer_count
-    is_run = take.page_count >= FRESH_ROWS and listed + take.back_count == 0
+    is_run = used_count >= FRESH_ROWS and listed + take.back_count == 0
     if is_run and bind_run_host(v2p, p2v, out, take.first_page, take.page_step):
         return out
-    pages = _taken_pages(holes, take)
+    pages = _taken_pages(holes, take)[:used_count]
     if not bind_good_host(v2p, p2v, out, pages):
         bind_refusing_host(v2p, p2v, out, pages, record, call_tag)
     return out
+
+
+def taken_host(holes: Words, free_ids: Words, take: Take) -> tuple[Words, Words]:
+    """The pages and the ids that ``take`` names, in order."""
+    return _taken_pages(holes, take), _taken_ids(free_ids, take)
+
+
+def _taken_ids(free_ids: Words, take: Take) -> Words:
+    ids = np.empty(take.page_count, np.int64)
+    recycled = take.recycled_count
+    if recycled:
+        ids[:recycled] = free_ids[take.recycled : take.recycled + recycled]
+    if recycled < take.page_count:
+        ids[recycled:] = np.arange(take.first_id, take.first_id + take.page_count - recycled)
+    return ids
 
 
 def _taken_pages(holes: Words, take: Take) -> Words:
@@ -198,25 +188,12 @@ def _unbind_kernel(
     lane = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = lane < page_count
     virtual = tl.load(virtual_ids + lane * id_stride, mask=live, other=0).to(tl.int64)
-    in_range = live & (virtual >= 1) & (virtual < num_ids)
-    virtual_at = tl.where(in_range, virtual, 0)
-    # The exchange lets exactly one of two equal ids find the page, whatever lane or launch.
-    page = tl.atomic_xchg(v2p + virtual_at, lane * 0 - 1, mask=in_range)
-    page = tl.where(in_range, page, -1)
-    bound = page != -1
-    page_ok = bound & (page >= 1) & (page < num_pages)
-    page_at = tl.where(page_ok, page, 0)
-    owner = tl.load(p2v + page_at, mask=page_ok, other=-1)
-    good = page_ok & (owner == virtual)
-    tl.store(p2v + page_at, lane * 0 - 1, mask=good)
-    tl.store(holes + holes_end + lane, tl.where(good, page, -1), mask=live)
-    tl.store(free_ids + free_ids_end + lane, tl.where(good, virtual, -1), mask=live)
-
-    disagree = bound & ~good
-    tl.store(v2p + virtual_at, page, mask=disagree)
-    _record_fault(record, CORRUPT, disagree, TABLES_DISAGREE, call_tag, lane, page, -1, virtual)
-    code = tl.where(in_range, ID_NOT_BOUND, ID_OUT_OF_RANGE)
-    _record_fault(record, USAGE, live & ~bound, code, call_tag, lane, -1, -1, virtual)
+    page, freed = _unbind_lanes(
+        v2p, p2v, record, virtual, live, lane, virtual, num_pages, num_ids, call_tag,
+        ID_OUT_OF_RANGE,
+    )  # fmt: skip
+    tl.store(holes + holes_end + lane, page, mask=live)
+    tl.store(free_ids + free_ids_end + lane, freed, mask=live)
 
 
 def unbind(

@@ -125,6 +125,15 @@ def copy_form(buffer: torch.Tensor, page_bytes: int) -> CopyForm:
     return CopyForm(unit_bytes, page_units, words_per_unit, page_bytes >= CHUNKED_FROM_BYTES)
 
 
+def require_buffer(buffer: torch.Tensor) -> None:
+    """Raise ValueError unless ``buffer`` is contiguous uint8 [bytes]."""
+    if buffer.dtype != torch.uint8 or buffer.dim() != 1 or not buffer.is_contiguous():
+        raise ValueError(
+            f"buffer: expected a contiguous 1-D uint8 tensor, "
+            f"got {buffer.dtype} {tuple(buffer.shape)}"
+        )
+
+
 class Rebinding(NamedTuple):
     """The tables that follow a copy in the same launch, as ``rebind`` takes them."""
 
@@ -156,11 +165,7 @@ def copy_pages(
     move_count = sources.numel()
     if move_count == 0:
         return
-    if buffer.dtype != torch.uint8 or buffer.dim() != 1 or not buffer.is_contiguous():
-        raise ValueError(
-            f"buffer: expected a contiguous 1-D uint8 tensor, "
-            f"got {buffer.dtype} {tuple(buffer.shape)}"
-        )
+    require_buffer(buffer)
     require_pairs(sources, targets, buffer)
     require_words("record", record, RECORD_WORDS, buffer)
     if rebinding is not None:

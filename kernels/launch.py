@@ -24,6 +24,9 @@ MAX_STRIDE = 2**31 - 1
 LANES = 128
 """Ids a program of the table kernels: one a thread of 4 warps, so no layout conversion."""
 
+WARPS = 4
+"""Warps of a program, by default."""
+
 
 def jit(**options: Any) -> Callable[[Callable[..., None]], Any]:
     """``triton.jit`` typed as a plain decorator: triton ships no type information.
@@ -46,9 +49,12 @@ def launch(
     program_count: int,
     *arguments: Any,
     variant: tuple[Any, ...] = (),
+    warps: int = WARPS,
     **constants: Any,
 ) -> None:
     """Launch ``kernel`` with ``program_count`` programs on x, on the device of the first argument.
+
+    ``warps``: of a program, the same in every launch of a kernel.
 
     ``constants``: the constexpr arguments, in the order of the signature. ``variant``: everything
     that the compiled code depends on, which is the dtypes and constants that differ between calls;
@@ -65,13 +71,14 @@ def launch(
     device = arguments[0].get_device()
     if device >= 0 and device != torch.cuda.current_device():
         with torch.cuda.device(device):
-            launch(kernel, program_count, *arguments, variant=variant, **constants)
+            launch(kernel, program_count, *arguments, variant=variant, warps=warps, **constants)
         return
     key = (id(kernel), device, variant)
     handle = _handles.get(key)
     if handle is None:
         # The interpreter compiles nothing and returns None.
-        _handles[key] = kernel[(program_count,)](*arguments, **constants)
+        options = {} if warps == WARPS else {"num_warps": warps}
+        _handles[key] = kernel[(program_count,)](*arguments, **constants, **options)
     elif _is_hooked():
         handle[(program_count, 1, 1)](*arguments, *constants.values())
     else:
@@ -110,14 +117,21 @@ def require_pairs(sources: torch.Tensor, targets: torch.Tensor, beside: torch.Te
         raise ValueError(f"targets: expected {sources.numel()} elements, got {targets.numel()}")
 
 
-def require_ids(name: str, tensor: torch.Tensor, beside: torch.Tensor) -> None:
-    """Raise ValueError unless ``tensor`` is 1-D int32 or int64 (any stride), beside ``beside``."""
-    if tensor.dtype not in (torch.int32, torch.int64) or tensor.dim() != 1:
+def require_ids(
+    name: str, tensor: torch.Tensor, beside: torch.Tensor, most_dimensions: int = 1
+) -> None:
+    """Raise ValueError unless ``tensor`` is int32 or int64 ids, of any strides, beside ``beside``.
+
+    It has one dimension, or up to ``most_dimensions``.
+    """
+    dimensions = tensor.dim()
+    if tensor.dtype not in (torch.int32, torch.int64) or not 1 <= dimensions <= most_dimensions:
+        kind = "1-D" if most_dimensions == 1 else f"1-D to {most_dimensions}-D"
         raise ValueError(
-            f"{name}: expected a 1-D int32 or int64 tensor, "
+            f"{name}: expected a {kind} int32 or int64 tensor, "
             f"got {tensor.dtype} {tuple(tensor.shape)}"
         )
-    if tensor.stride(0) > MAX_STRIDE:
+    if tensor.stride(0) > MAX_STRIDE or tensor.stride(-1) > MAX_STRIDE:
         raise ValueError(
             f"{name}: expected a stride of {MAX_STRIDE} at most, got {tensor.stride()}"
         )

@@ -8,7 +8,8 @@ The record is one int64 tensor of ``RECORD_WORDS`` words with two slots of ``SLO
 
 A slot's words: taken (0 or 1), code, call tag, index in the call, source page, target page,
 virtual id. The lane that flips ``taken`` from 0 to 1 writes the rest: the first fault wins, and
-only one lane ever writes. A word that does not apply holds -1.
+only one lane ever writes. A word that does not apply holds -1. The index of ``COUNT_DIFFERS`` is
+the number of pages that were found.
 
 Word ``MIRROR`` is not a fault's: it holds the address of a second record, or 0. A fault is written
 there too. With the address of pinned host memory, the host sees a fault without a copy.
@@ -39,6 +40,10 @@ PAGE_UNBOUND = tl.constexpr(4)
 PAGE_TAKEN = tl.constexpr(5)
 ID_TAKEN = tl.constexpr(6)
 TABLES_DISAGREE = tl.constexpr(7)
+TOKEN_OUT_OF_RANGE = tl.constexpr(11)
+TOKEN_OUT_OF_PLACE = tl.constexpr(12)
+COUNT_DIFFERS = tl.constexpr(13)
+LENGTHS_OUT_OF_ORDER = tl.constexpr(14)
 
 FAULT_TEXT = {
     ID_OUT_OF_RANGE.value: "virtual id out of range",
@@ -48,8 +53,15 @@ FAULT_TEXT = {
     PAGE_TAKEN.value: "physical page already has an owner",
     ID_TAKEN.value: "virtual id is already bound",
     TABLES_DISAGREE.value: "v2p and p2v disagree",
+    TOKEN_OUT_OF_RANGE.value: "token id out of range",
+    TOKEN_OUT_OF_PLACE.value: "token is not where in its page it has to be",
+    COUNT_DIFFERS.value: "page_count or token_count is not what the arguments come to",
+    LENGTHS_OUT_OF_ORDER.value: "a prefix is negative or longer than the new length",
 }
 """What each code means, for error messages."""
+
+NAMES_TOKEN = {TOKEN_OUT_OF_RANGE.value, TOKEN_OUT_OF_PLACE.value}
+"""Codes whose ``virtual id`` is a token id."""
 
 
 @jit()
@@ -116,3 +128,9 @@ def record_fault_host(
         word("target"),
         word("virtual"),
     )
+
+
+def record_count_host(record: Words, found: int, call_tag: int) -> None:
+    """Write into slot ``USAGE``, unless it is taken, that ``found`` pages are not those passed."""
+    if not record[USAGE.value]:
+        record[:7] = (1, COUNT_DIFFERS.value, call_tag, found, -1, -1, -1)

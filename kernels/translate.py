@@ -12,13 +12,11 @@ from .launch import LANES, Words, jit, launch, require_ids, require_words
 
 MAX_INT32 = 2**31 - 1
 
-_UNSPECIALIZED = {
-    "do_not_specialize": ["id_stride", "out_stride", "count", "num_ids", "num_pages", "page_size"],
-    "do_not_specialize_on_alignment": ["v2p", "ids", "out"],
-}
 
-
-@jit(**_UNSPECIALIZED)
+@jit(
+    do_not_specialize=["id_stride", "count", "num_ids", "num_pages"],
+    do_not_specialize_on_alignment=["v2p", "ids", "out"],
+)
 def _translate_kernel(
     v2p, ids, out, id_stride, count, num_ids, num_pages, BLOCK: tl.constexpr
 ):  # fmt: skip
@@ -66,14 +64,24 @@ def translate_host(v2p: Words, virtual_ids: npt.NDArray[np.integer], num_pages: 
     return np.where(in_range & (pages >= 0) & (pages < num_pages), pages, 0)
 
 
-@jit(**_UNSPECIALIZED)
+@jit(
+    do_not_specialize=[
+        "row_stride", "id_stride", "out_row_stride", "out_stride", "blocks_per_row", "width",
+        "out_width", "num_ids", "num_pages", "page_size",
+    ],
+    do_not_specialize_on_alignment=["v2p", "ids", "out"],
+)  # fmt: skip
 def _translate_tokens_kernel(
-    v2p, ids, out, id_stride, out_stride, count, num_ids, num_pages, page_size,
+    v2p, ids, out, row_stride, id_stride, out_row_stride, out_stride, blocks_per_row, width,
+    out_width, num_ids, num_pages, page_size,
     WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    lane = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    live = lane < count
-    token = tl.load(ids + lane * id_stride, mask=live, other=0).to(tl.int64)
+    row = tl.program_id(0) // blocks_per_row
+    block = tl.program_id(0) - row * blocks_per_row
+    row = row.to(tl.int64)
+    column = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    live = column < width
+    token = tl.load(ids + row * row_stride + column * id_stride, mask=live, other=0).to(tl.int64)
     in_range = live & (token >= 0) & (token < num_ids.to(tl.int64) * page_size)
     token = tl.where(in_range, token, 0)
     if WIDE:
@@ -84,7 +92,7 @@ def _translate_tokens_kernel(
     page = tl.load(v2p + virtual, mask=in_range, other=-1)
     bound = (page >= 0) & (page < num_pages)
     place = tl.where(bound, page * page_size + (token - virtual * page_size), 0)
-    tl.store(out + lane * out_stride, place, mask=live)
+    tl.store(out + row * out_row_stride + column * out_stride, place, mask=column < out_width)
 
 
 def translate_tokens(
@@ -97,32 +105,40 @@ def translate_tokens(
     """Write the physical token ids of ``token_ids`` into ``out``, in one launch.
 
     Token ``t`` is token ``t % page_size`` of virtual page ``t // page_size``, and likewise for
-    physical ids. Read: ``v2p`` int64 [virtual ids + 1]; ``token_ids`` int32 or int64 [tokens], any
-    stride. Written: ``out`` int32 or int64 [tokens], any stride, values of ``num_pages *
-    page_size - 1`` at most. A token whose page is unbound, negative or out of range gives 0, in
-    the sink. Raises ValueError for a wrong dtype, device or length, and for an int32 ``out`` that
-    cannot hold every token id of the pool.
+    physical ids. Read: ``v2p`` int64 [virtual ids + 1]; ``token_ids`` int32 or int64 [tokens] or
+    [rows, tokens], any strides. Written: ``out`` int32 or int64, as many dimensions and rows, any
+    strides, values of ``num_pages * page_size - 1`` at most; where its rows are longer, the rest
+    of them becomes 0. A token whose page is unbound, negative or out of range gives 0, in the sink.
+    Raises ValueError for a wrong dtype, device or length, and for an int32 ``out`` that cannot hold
+    every token id of the pool.
     """
-    count = token_ids.numel()
     require_words("v2p", v2p, 1, v2p)
-    require_ids("token_ids", token_ids, v2p)
-    require_ids("out", out, v2p)
+    require_ids("token_ids", token_ids, v2p, most_dimensions=2)
+    require_ids("out", out, v2p, most_dimensions=2)
     if page_size > MAX_INT32:
         raise ValueError(f"page_size: at most {MAX_INT32} tokens, got {page_size}")
-    if out.numel() != count:
-        raise ValueError(f"out: expected {count} elements, got {out.numel()}")
+    width, out_width = token_ids.shape[-1], out.shape[-1]
+    if out.shape[:-1] != token_ids.shape[:-1] or out_width < width:
+        raise ValueError(
+            f"out: expected {width} elements or more in each of {list(token_ids.shape[:-1])} rows, "
+            f"got {list(out.shape)}"
+        )
     if out.dtype == torch.int32 and num_pages * page_size > MAX_INT32:
         raise ValueError(
             f"out: int32 cannot hold the {num_pages * page_size} token ids of this pool"
         )
-    if count == 0:
+    if out.numel() == 0:
         return
+    is_flat = token_ids.dim() == 1
+    blocks_per_row = -(-out_width // LANES)
     is_wide = v2p.numel() * page_size > MAX_INT32
     launch(
         _translate_tokens_kernel,
-        -(-count // LANES),
-        v2p, token_ids, out, token_ids.stride(0), out.stride(0), count,
-        v2p.numel(), num_pages, page_size,
+        blocks_per_row if is_flat else out.shape[0] * blocks_per_row,
+        v2p, token_ids, out,
+        0 if is_flat else token_ids.stride(0), token_ids.stride(-1),
+        0 if is_flat else out.stride(0), out.stride(-1),
+        blocks_per_row, width, out_width, v2p.numel(), num_pages, page_size,
         variant=(token_ids.dtype, out.dtype, is_wide),
         WIDE=is_wide, BLOCK=LANES,
     )  # fmt: skip
@@ -140,4 +156,6 @@ def translate_tokens_host(
     token = np.where(in_range, token_ids, 0).astype(np.int64)
     page = v2p[token // page_size]
     bound = in_range & (page >= 0) & (page < num_pages)
-    out[:] = np.where(bound, page * page_size + token % page_size, 0)
+    width = token_ids.shape[-1]
+    out[..., :width] = np.where(bound, page * page_size + token % page_size, 0)
+    out[..., width:] = 0

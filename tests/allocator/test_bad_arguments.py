@@ -14,7 +14,7 @@ BAD_IDS = [
     (torch.tensor([1], dtype=torch.uint8), "got torch.uint8"),
     (torch.tensor([1], dtype=torch.int16), "got torch.int16"),
     (torch.empty(1, dtype=torch.int64, device="meta"), "expected device cpu, got meta"),
-    (torch.tensor([[1]]), r"expected shape \[ids\], got \[1, 1\]"),
+    (torch.tensor([[[1]]]), r"expected shape \[ids\], got \[1, 1, 1\]"),
     (torch.tensor(1), r"expected shape \[ids\], got \[\]"),
     ([1, 2.0], r"\[1\]: expected an integer, got 2.0"),
     ([True], r"\[0\]: expected an integer, got True"),

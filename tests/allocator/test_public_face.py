@@ -34,6 +34,7 @@ SIGNATURES = {
         "check": "deep",
         "clear": "",
         "stats": "",
+        "free_group": "page_counts",
     },
     MultiEndedAllocator: {
         "alloc": "page_count",
@@ -44,9 +45,16 @@ SIGNATURES = {
         "available": "",
         "views": "layout, names",
         "translate": "virtual_ids",
-        "translate_tokens": "token_ids, out",
+        "translate_tokens": "token_ids, out, out_width",
+        "alloc_tokens": "token_count",
+        "free_tokens": "token_ids, page_count",
+        "free_token_run": "token_ids",
+        "extend": "prefix_lens, new_lens, last_tokens, page_count, token_count",
+        "decode": "last_tokens, page_count",
     },
-    PoolSpec: {"__init__": "name, page_bytes, page_size, grows, virtual_pages, mover"},
+    PoolSpec: {
+        "__init__": "name, page_bytes, page_size, grows, virtual_pages, mover, zero_on_alloc"
+    },
 }
 DEFAULTS = {
     (Arena, "__init__"): {
@@ -60,7 +68,7 @@ DEFAULTS = {
     (Arena, "forward_launched"): {"writes": None, "token_writes": None},
     (Arena, "check"): {"deep": False},
     (MultiEndedAllocator, "flush"): {"urgent": False, "max_moves": None, "max_bytes": None},
-    (MultiEndedAllocator, "translate_tokens"): {"out": None},
+    (MultiEndedAllocator, "translate_tokens"): {"out": None, "out_width": None},
     (PoolSpec, "__init__"): {"page_size": 1, "virtual_pages": None, "mover": None},
 }
 

@@ -94,3 +94,52 @@ def test_last_token_that_int32_holds(backend):
     tokens = torch.tensor([9 * page_size - 1], dtype=torch.int32)
     out = torch.zeros(1, dtype=torch.int32)
     assert arena["a"].translate_tokens(tokens, out=out).tolist() == [9 * page_size - 1]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("out_dtype", DTYPES)
+def test_rows_of_tokens(rig, dtype, out_dtype):
+    wanted = [[8, 9, 11], [4, 0, 0]]
+    tokens = torch.full((2, 9), 5, dtype=dtype)
+    tokens[:, 1:7:2] = torch.tensor([[32, 33, 35], [4, 8, -1]])
+    rows = tokens[:, 1:7:2]
+    assert rig.pool.translate_tokens(rows).tolist() == wanted
+    assert rig.pool.translate_tokens(rows.t()).t().tolist() == wanted
+    memory = torch.full((2, 20), -5, dtype=out_dtype)
+    out = memory[:, 2:12:2]
+    before = rig.arena.stats().launches
+    assert rig.pool.translate_tokens(rows, out=out, out_width=5) is out
+    assert rig.arena.stats().launches - before == 1
+    assert out.tolist() == [[*row, 0, 0] for row in wanted]
+    assert (memory[:, 3:12:2] == -5).all()
+    assert (memory[:, :2] == -5).all()
+    assert (memory[:, 12:] == -5).all()
+    wide = rig.pool.translate_tokens(rows, out_width=300)
+    assert wide[:, :3].tolist() == wanted
+    assert (wide[:, 3:] == 0).all()
+    assert rig.pool.translate_tokens(rows[0], out_width=4).tolist() == [8, 9, 11, 0]
+
+
+def test_rows_in_place_and_none(rig):
+    memory = torch.tensor([[32, 4, 77, 77], [8, 33, 77, 77]])
+    rig.pool.translate_tokens(memory[:, :2], out=memory, out_width=4)
+    assert memory.tolist() == [[8, 4, 0, 0], [0, 9, 0, 0]]
+    none = torch.zeros(0, 3, dtype=torch.int64)
+    before = rig.arena.stats().launches
+    assert rig.pool.translate_tokens(none).shape == (0, 3)
+    assert rig.pool.translate_tokens(none[:, :0], out_width=0).shape == (0, 0)
+    assert rig.arena.stats().launches == before
+    assert rig.pool.translate_tokens(none.t(), out_width=2).tolist() == [[0, 0]] * 3
+
+
+@pytest.mark.parametrize(("shape", "options"), [
+    ((2, 3), {"out_width": 2}), ((2, 3), {"out_width": 3.0}), ((3,), {"out_width": -1}),
+    ((2, 3), {"out": torch.zeros(2, 4, dtype=torch.int64)}),
+    ((2, 3), {"out": torch.zeros(6, dtype=torch.int64)}),
+    ((2, 3), {"out": torch.zeros(2, 4, dtype=torch.int64), "out_width": 5}),
+    ((2, 3), {"out": torch.zeros(3, dtype=torch.int64).expand(2, 3)}),
+    ((2, 3, 4), {}),
+])  # fmt: skip
+def test_shapes_that_are_refused(rig, shape, options):
+    with pytest.raises(UsageError):
+        rig.pool.translate_tokens(torch.zeros(shape, dtype=torch.int64), **options)

@@ -16,13 +16,29 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kvdefrag.kernels import bind, copy, gather, layered, rebind, translate
+from kvdefrag.kernels import (
+    bind,
+    copy,
+    gather,
+    layered,
+    rebind,
+    token_extend,
+    token_free,
+    token_group,
+    token_grow,
+    token_run,
+    translate,
+    zero,
+)
 
 NVIDIA = {f"sm_{arch}": GPUTarget("cuda", arch, 32) for arch in (80, 90, 100)}
 AMD = {"gfx942": GPUTarget("hip", "gfx942", 64)}
 TARGETS = {**NVIDIA, **AMD}
 
-MODULES = (bind, copy, gather, layered, rebind, translate)
+MODULES = (
+    bind, copy, gather, layered, rebind, translate,
+    token_extend, token_free, token_group, token_grow, token_run, zero,
+)  # fmt: skip
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 TYPES = {torch.int64: "*i64", torch.int32: "*i32", torch.uint8: "*u8"}
 
@@ -35,6 +51,7 @@ class Launch(NamedTuple):
     arguments: tuple[Any, ...]
     constants: dict[str, Any]
     variant: tuple[Any, ...]
+    warps: int = 4
 
 
 @contextmanager
@@ -43,9 +60,10 @@ def recorded_launches(*modules: ModuleType) -> Iterator[list[Launch]]:
     launches: list[Launch] = []
 
     def launch(
-        kernel: Any, count: int, *arguments: Any, variant: tuple[Any, ...] = (), **constants: Any
-    ) -> None:
-        launches.append(Launch(kernel, count, arguments, constants, variant))
+        kernel: Any, count: int, *arguments: Any, variant: tuple[Any, ...] = (), warps: int = 4,
+        **constants: Any,
+    ) -> None:  # fmt: skip
+        launches.append(Launch(kernel, count, arguments, constants, variant, warps))
 
     with pytest.MonkeyPatch.context() as patch:
         for module in modules or MODULES:
@@ -68,7 +86,7 @@ def signature(launch: Launch) -> dict[str, str]:
 def build(launch: Launch, target: GPUTarget) -> "Code":
     """The code of a launch: no argument is known to be aligned, or to have any value."""
     source = ASTSource(fn=launch.kernel, signature=signature(launch), constexprs=launch.constants)
-    return Code(triton.compile(source, target=target))
+    return Code(triton.compile(source, target=target, options={"num_warps": launch.warps}))
 
 
 class Code:

@@ -15,7 +15,13 @@ from kvdefrag.kernels.bind import bind_host, unbind_host
 from kvdefrag.kernels.copy import Rebinding, copy_pages_host
 from kvdefrag.kernels.gather import gather_virtual_host
 from kvdefrag.kernels.rebind import rebind_host
+from kvdefrag.kernels.token_extend import extend_host
+from kvdefrag.kernels.token_free import unbind_tokens_host
+from kvdefrag.kernels.token_group import Segment, unbind_group_host
+from kvdefrag.kernels.token_grow import bind_tokens_host, decode_host
+from kvdefrag.kernels.token_run import unbind_run_host
 from kvdefrag.kernels.translate import translate_host, translate_tokens_host
+from kvdefrag.kernels.zero import zero_pages_host
 
 from .stand_in_driver import StandInDriver
 
@@ -27,6 +33,13 @@ TWINS: dict[str, Callable[..., Any]] = {
     "rebind": rebind_host,
     "translate": translate_host,
     "translate_tokens": translate_tokens_host,
+    "unbind_tokens": unbind_tokens_host,
+    "unbind_group": unbind_group_host,
+    "unbind_run": unbind_run_host,
+    "bind_tokens": bind_tokens_host,
+    "decode": decode_host,
+    "extend": extend_host,
+    "zero_pages": zero_pages_host,
 }
 NO_WORK = {"empty", "slice", "view", "select", "detach", "alias", "as_strided"}
 
@@ -53,6 +66,10 @@ def _followed(launcher: Callable[..., Any], twin: Callable[..., Any]) -> Callabl
 def _on_host(argument: Any) -> Any:
     if isinstance(argument, Rebinding):
         return Rebinding(*map(_on_host, argument))
+    if isinstance(argument, Segment):
+        return Segment(*map(_on_host, argument))
+    if isinstance(argument, list):
+        return [_on_host(each) for each in argument]
     return argument.numpy() if isinstance(argument, torch.Tensor) else argument
 
 

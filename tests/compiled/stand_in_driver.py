@@ -14,13 +14,15 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime import JITFunction, driver
 
-from kvdefrag.kernels import bind, copy, gather, launch, layered, rebind, translate
+from kvdefrag.kernels import launch
+
+from .aot import MODULES
 
 SM_90 = GPUTarget("cuda", 90, 32)
 GFX942 = GPUTarget("hip", "gfx942", 64)
 KERNELS: dict[str, Any] = {
     name: value
-    for module in (bind, copy, gather, layered, rebind, translate)
+    for module in MODULES
     for name, value in vars(module).items()
     if isinstance(value, JITFunction) and name.endswith("_kernel")
 }

@@ -17,7 +17,13 @@ from kvdefrag.kernels.copy import Rebinding, copy_pages
 from kvdefrag.kernels.gather import gather_virtual
 from kvdefrag.kernels.layered import Layers, copy_pages_layered
 from kvdefrag.kernels.rebind import rebind
+from kvdefrag.kernels.token_extend import extend
+from kvdefrag.kernels.token_free import unbind_tokens
+from kvdefrag.kernels.token_group import Segment, unbind_group
+from kvdefrag.kernels.token_grow import bind_tokens, decode
+from kvdefrag.kernels.token_run import unbind_run
 from kvdefrag.kernels.translate import translate, translate_tokens
+from kvdefrag.kernels.zero import zero_pages
 
 from .recorded_arena import recorded_arena
 from .stand_in_driver import GFX942, KERNELS, SM_90, StandInDriver
@@ -40,6 +46,13 @@ VARIANTS = {
     "_unbind_kernel": 2,  # by the dtype of the ids
     "_translate_kernel": 2,
     "_translate_tokens_kernel": 8,  # by both dtypes, and 32-bit or 64-bit division
+    "_bind_tokens_kernel": 1,
+    "_unbind_group_kernel": 2,  # by 32-bit or 64-bit division
+    "_unbind_tokens_kernel": 4,  # by the dtype of the ids, too
+    "_unbind_run_kernel": 4,
+    "_decode_kernel": 4,
+    "_extend_kernel": 4,
+    "_zero_kernel": 5,  # by the width of a unit
     "_copy_chunked_kernel": 10,  # by the width of a unit, with the tables and without
     "_copy_flat_kernel": 10,
     "_copy_layered_chunked_kernel": 5,
@@ -67,6 +80,23 @@ def launch_tables(count: int, offset: int, stride: int) -> None:
             translate_tokens(table, ids, out, 1, page_size)
 
 
+def launch_tokens(count: int, offset: int, stride: int) -> None:
+    table = words(count + 9, offset)
+    lists, slots = (table, table, RECORD), (table, offset, table, stride, RECORD)
+    take = Take(count, 0, count // 2, 0, 1, count, 1, 0, count // 2, count)
+    tables = (table, table)
+    bind_tokens(*tables, *lists, take, count, stride, offset)
+    for dtype, page_size in product(DTYPES, (1, 16, 2**28)):
+        ids = torch.zeros(count * stride + offset, dtype=dtype)[offset::stride][:count]
+        unbind_tokens(*tables, table, ids, page_size, count, *slots, 1 + offset, count)
+        unbind_group(*tables, table, [Segment(ids, page_size)], count, *slots, 1 + offset, count)
+        unbind_run(*tables, ids, page_size, *slots, count)
+        decode(*tables, ids, page_size, *lists, take, count)
+        extend(*tables, ids, ids, ids, count, page_size, *lists, take, count)
+    for page_bytes in PAGE_BYTES:
+        zero_pages(BUFFER[:-16], page_bytes, *tables, *lists, take)
+
+
 def launch_copies(count: int, offset: int) -> None:
     table, pairs = words(count + 9, offset), words(count, offset)
     for page_bytes in (*PAGE_BYTES, *(LARGE + size for size in PAGE_BYTES)):
@@ -81,6 +111,7 @@ def launch_mix() -> None:
     for count, offset in product(COUNTS, OFFSETS):
         for stride in STRIDES:
             launch_tables(count, offset, stride)
+            launch_tokens(count, offset, stride)
         launch_copies(count, offset)
 
 
@@ -169,6 +200,25 @@ def specs() -> list[PoolSpec]:
     ]
 
 
+def use_tokens(arena: Arena, name: str, dtype: torch.dtype) -> None:
+    """A sequence that grows and goes, by run, by set and in a group."""
+    pool, size = arena[name], arena[name].page_size
+    first = pool.alloc_tokens(size)
+    last = first[-1:].to(dtype)
+    for _ in range(2):
+        lengths = torch.tensor([size], dtype=dtype)
+        grown = pool.extend(lengths, lengths + 3 * size, last, 3, 3 * size).to(dtype)
+        more = pool.decode(grown[-1:], 1)
+        pool.free_token_run(grown[:size])
+        with arena.free_group():
+            pool.free((more // size).to(dtype))
+            pool.free_tokens(grown[size : 2 * size], 1)
+        with arena.free_group():
+            pool.free_tokens(grown[2 * size :], 1)
+    with arena.free_group():
+        pool.free((first[:1] // size).to(dtype))
+
+
 def use(arena: Arena, name: str) -> int:
     """Every call of one pool with many counts, slices and strides; returns the pages moved."""
     pool = arena[name]
@@ -182,6 +232,7 @@ def use(arena: Arena, name: str) -> int:
             pool.translate_tokens(some)
             pool.translate_tokens(some, out=torch.empty(2 * count, dtype=out_dtype)[::2])
         pool.free(ids[offset::stride].to(DTYPES[offset % 2]))
+        use_tokens(arena, name, DTYPES[stride % 2])
         moves += pool.flush(max_moves=1).moves
         moves += arena.flush(urgent=True)[name].moves
         arena.check()
@@ -197,7 +248,7 @@ def test_prewarmed_arena_compiles_and_loads_nothing(
     arena = recorded_arena(monkeypatch, specs(), 400 * 16392)
     arena.prewarm()
     compiled, loaded = len(gpu.compiled), len(gpu.loaded)
-    assert compiled == loaded == sum(handles().values()) == 12
+    assert compiled == loaded == sum(handles().values()) == 12 + 10
     launched = len(gpu.launches)
     assert use(arena, name) > 50
     arena.check(deep=True)
@@ -216,7 +267,7 @@ def test_prewarmed_mover_compiles_and_loads_nothing(
     arena.prewarm()
     compiled = len(gpu.compiled)
     assert use(arena, "own") > 50
-    assert len(gpu.compiled) == len(gpu.loaded) == compiled == 11
+    assert len(gpu.compiled) == len(gpu.loaded) == compiled == 11 + 10
 
 
 def test_two_arenas_share_their_kernels(

@@ -19,6 +19,9 @@ BIND, UNBIND = "_bind_kernel", "_unbind_kernel"
 TRANSLATE, TOKENS = "_translate_kernel", "_translate_tokens_kernel"
 GATHER, REBIND = "_gather_virtual_kernel", "_rebind_kernel"
 FLAT, CHUNKED = "_copy_flat_kernel", "_copy_chunked_kernel"
+GROW, EXTEND, DECODE = "_bind_tokens_kernel", "_extend_kernel", "_decode_kernel"
+FREE_SET, FREE_RUN = "_unbind_tokens_kernel", "_unbind_run_kernel"
+FREE_GROUP, ZERO = "_unbind_group_kernel", "_zero_kernel"
 RECORD = torch.zeros(16, dtype=torch.int64)
 
 Call = Callable[[], Any]
@@ -76,6 +79,47 @@ def test_one_launch_for_alloc_free_and_translate(rig: Rig, name: str) -> None:
     out = torch.empty(12, dtype=torch.int32)
     rig.expect(lambda: pool.translate_tokens(ids, out=out), [TOKENS])
     assert rig.expect(lambda: pool.alloc(6), [BIND]).unique().numel() == 6
+
+
+def test_one_launch_for_every_token_call(rig: Rig, name: str) -> None:
+    pool = rig.arena[name]
+    size = pool.page_size
+    tokens = rig.expect(lambda: pool.alloc_tokens(12 * size), [GROW])
+    ends = tokens.view(12, size)[:, -1].clone()
+    grown = rig.expect(lambda: pool.decode(ends[:3], 3), [DECODE])
+    batch = torch.zeros(2, dtype=torch.int64), torch.full((2,), 2 * size), torch.full((2,), -1)
+    more = rig.expect(lambda: pool.extend(*batch, 4, 4 * size), [EXTEND])
+    rig.expect(lambda: pool.free_tokens(grown, 3), [FREE_SET])
+    rig.expect(lambda: pool.free_token_run(more), [FREE_RUN])
+    rows = tokens.view(3, -1)
+    rig.expect(lambda: pool.translate_tokens(rows, out_width=4 * size + 3), [TOKENS])
+
+    ids = tokens[3 * size :: size] // size
+
+    def group() -> None:
+        with rig.arena.free_group():
+            pool.free_tokens(tokens[: 2 * size], 2)
+            pool.free(ids)
+
+    _, seen = rig.run(group)
+    assert (seen.kernels, seen.backend_launches) == ([FREE_GROUP], 1)
+    assert pool.live_pages == 1
+
+
+def test_pages_are_zeroed_right_behind_the_bind(
+    gpu: StandInDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = PoolSpec("clean", page_bytes=4096, page_size=4, zero_on_alloc=True)
+    arena = recorded_arena(monkeypatch, [spec], 1 << 20)
+    arena.buffer.fill_(255)
+    with seen_during(gpu, arena) as seen:
+        ids = arena["clean"].alloc(3)
+        arena["clean"].decode(ids * 4, 0)
+        arena["clean"].decode(ids * 4 + 3, 3)
+        arena.prewarm()
+    assert seen.kernels[:5] == [BIND, ZERO, DECODE, DECODE, ZERO]
+    assert ZERO in seen.kernels[5:]
+    assert int((arena["clean"].pages == 0).all(1).sum()) == 6
 
 
 def test_nothing_asked_nothing_launched(rig: Rig, name: str) -> None:
@@ -178,7 +222,8 @@ def test_prewarm_launches_and_changes_nothing(rig: Rig, used: bool) -> None:
         held += [band.table.v2p, band.table.p2v, band.holes.buffer, band.ids.buffer]
     before = [tensor.clone() for tensor in held]
     _, seen = rig.run(rig.arena.prewarm)
-    assert set(seen.kernels) == {BIND, UNBIND, TRANSLATE, TOKENS, GATHER, FLAT, CHUNKED}
+    tables = {BIND, UNBIND, TRANSLATE, TOKENS, GATHER, FLAT, CHUNKED}
+    assert set(seen.kernels) == tables | {GROW, EXTEND, DECODE, FREE_SET, FREE_RUN, FREE_GROUP}
     for tensor, old in zip(held, before, strict=True):
         assert torch.equal(tensor, old)
 

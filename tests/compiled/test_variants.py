@@ -5,14 +5,19 @@ from itertools import product
 import pytest
 import torch
 
-from kvdefrag.kernels.bind import bind, unbind
+from kvdefrag.kernels.bind import Take, bind, unbind
 from kvdefrag.kernels.copy import Rebinding, copy_pages
 from kvdefrag.kernels.gather import gather_virtual
 from kvdefrag.kernels.rebind import rebind
+from kvdefrag.kernels.token_extend import extend
+from kvdefrag.kernels.token_free import unbind_tokens
+from kvdefrag.kernels.token_group import Segment, unbind_group
+from kvdefrag.kernels.token_grow import bind_tokens, decode
+from kvdefrag.kernels.token_run import unbind_run
 from kvdefrag.kernels.translate import translate, translate_tokens
 
 from .aot import Launch, recorded_launches, signature
-from .variants import LAUNCHES, TABLES, TAKE
+from .variants import LAUNCHES, TABLES, TAKE, TOKENS
 
 COUNTS = (1, 2, 15, 16, 17, 1024)
 OFFSETS = (0, 1, 2, 3)
@@ -35,6 +40,19 @@ def test_constants_come_in_the_order_of_the_signature(name: str) -> None:
     launch = LAUNCHES[name]
     names = launch.kernel.arg_names
     assert list(launch.constants) == names[len(launch.arguments) :]
+
+
+def launch_tokens(
+    table: torch.Tensor, ids: torch.Tensor, page_size: int, take: Take, record: torch.Tensor
+) -> None:
+    count = ids.numel()
+    slots, lists = (table, 0, table, 0, record), (table, table, record)
+    bind_tokens(table, table, *lists, take, count, page_size, 1)
+    unbind_tokens(table, table, table, ids, page_size, count, *slots, count, 1)
+    unbind_group(table, table, table, [Segment(ids, page_size)], count, *slots, count, 1)
+    unbind_run(table, table, ids, page_size, *slots, 1)
+    decode(table, table, ids, page_size, *lists, take, 1)
+    extend(table, table, ids, ids, ids, count, page_size, *lists, take, 1)
 
 
 def mixed_launches() -> list[Launch]:
@@ -60,6 +78,7 @@ def mixed_launches() -> list[Launch]:
                 translate(table, ids, count)
                 for page_size in (1, 16, 2**28):
                     translate_tokens(table, ids, out, 1, page_size)
+                    launch_tokens(table, ids[:count], page_size, take, record)
     return launches
 
 
@@ -69,5 +88,5 @@ def test_variant_tells_everything_the_code_depends_on() -> None:
         key = (launch.kernel, launch.variant)
         codes.setdefault(key, set()).add(f"{signature(launch)} {launch.constants}")
     # With and without rebinding: units of 16, 8, 2 and 1 bytes flat, of 16, 2 and 1 chunked.
-    assert len(codes) == len(TABLES) + 2 * 4 + 2 * 3
+    assert len(codes) == len(TABLES) + len(TOKENS) + 2 * 4 + 2 * 3
     assert all(len(code) == 1 for code in codes.values())

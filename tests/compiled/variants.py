@@ -9,7 +9,13 @@ from kvdefrag.kernels.copy import Rebinding, copy_pages
 from kvdefrag.kernels.gather import gather_virtual
 from kvdefrag.kernels.layered import Layers, copy_pages_layered
 from kvdefrag.kernels.rebind import rebind
+from kvdefrag.kernels.token_extend import extend
+from kvdefrag.kernels.token_free import unbind_tokens
+from kvdefrag.kernels.token_group import Segment, unbind_group
+from kvdefrag.kernels.token_grow import bind_tokens, decode
+from kvdefrag.kernels.token_run import unbind_run
 from kvdefrag.kernels.translate import translate, translate_tokens
+from kvdefrag.kernels.zero import zero_pages
 
 from .aot import Launch, recorded_launches
 
@@ -43,6 +49,33 @@ def launch_tables() -> list[str]:
     return names
 
 
+def launch_tokens() -> list[str]:
+    """One launch of each kernel that takes or gives token ids; returns their names."""
+    names = ["bind_tokens", *(f"unbind_group{wide}" for wide in ("", "-wide"))]
+    lists, slots = (TABLE, TABLE, RECORD), (TABLE, 0, TABLE, 0, RECORD)
+    bind_tokens(TABLE, TABLE, *lists, TAKE, 4, 16, 1)
+    for page_size in (16, 2**30):
+        segments = [Segment(PAIRS, page_size), Segment(PAIRS.int(), 1)]
+        unbind_group(TABLE, TABLE, TABLE, segments, 4, *slots, 1, 1)
+    for dtype, (page_size, wide) in product(ID_DTYPES, ((16, ""), (2**30, "-wide"))):
+        kind = str(dtype).removeprefix("torch.") + wide
+        names += [f"{name}-{kind}" for name in ("unbind_tokens", "unbind_run", "decode", "extend")]
+        ids = PAIRS.to(dtype)
+        unbind_tokens(TABLE, TABLE, TABLE, ids, page_size, 4, *slots, 1, 1)
+        unbind_run(TABLE, TABLE, ids, page_size, *slots, 1)
+        decode(TABLE, TABLE, ids, page_size, *lists, TAKE, 1)
+        extend(TABLE, TABLE, ids, ids, ids, 4, page_size, *lists, TAKE, 1)
+    return names
+
+
+def launch_zeros() -> list[str]:
+    """One launch of the zeroing kernel for every unit; returns their names."""
+    for unit_bytes in UNIT_BYTES:
+        buffer = torch.zeros(64 * unit_bytes, dtype=torch.uint8)
+        zero_pages(buffer, 3 * unit_bytes, TABLE, TABLE, TABLE, TABLE, RECORD, TAKE)
+    return [f"zero-{unit_bytes}" for unit_bytes in UNIT_BYTES]
+
+
 def launch_copies() -> list[str]:
     """One launch of each copy kernel, for every unit; returns their names."""
     names = []
@@ -58,10 +91,14 @@ def launch_copies() -> list[str]:
 
 def recorded() -> dict[str, Launch]:
     with recorded_launches() as launches:
-        names = launch_tables() + launch_copies()
+        names = launch_tables() + launch_tokens() + launch_zeros() + launch_copies()
     return dict(zip(names, launches, strict=True))
 
 
 LAUNCHES = recorded()
 COPIES = [name for name in LAUNCHES if name.startswith(("copy", "layered"))]
-TABLES = [name for name in LAUNCHES if name not in COPIES]
+ZEROS = [name for name in LAUNCHES if name.startswith("zero")]
+TOKENS = [
+    name for name in LAUNCHES if name.startswith(("bind_tokens", "unbind_", "decode", "extend"))
+]
+TABLES = [name for name in LAUNCHES if name not in COPIES + ZEROS + TOKENS]

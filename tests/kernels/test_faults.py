@@ -9,7 +9,7 @@ from kvdefrag.kernels import record as kernel_record
 from kvdefrag.kernels.bind import Take
 from kvdefrag.kernels.copy import copy_pages, copy_pages_host
 
-from . import model
+from . import model, token_model
 from .support import State, check, ids, row, words
 
 HUGE = 2**62
@@ -134,11 +134,15 @@ def test_unbind_finds_tables_that_disagree(case: Case) -> None:
 
 def test_every_code_is_provoked() -> None:
     cases = [*GATHER_CASES, *BIND_CASES, *USAGE_CASES, *DISAGREE_CASES]
-    assert {case.code for case in cases} == set(kernel_record.FAULT_TEXT)
+    codes = {case.code for case in cases}
     names = [name for name in vars(model) if name.isupper()]
-    assert {n: getattr(kernel_record, n).value for n in names} == {
-        n: getattr(model, n) for n in names
-    }
+    # Provoked where tokens are taken and given.
+    more = [name for name in vars(token_model) if name.isupper() and name not in names]
+    more.remove("MAX_LENGTH")
+    codes |= {getattr(token_model, name) for name in more}
+    assert codes == set(kernel_record.FAULT_TEXT)
+    for module, name in [(model, name) for name in names] + [(token_model, name) for name in more]:
+        assert getattr(kernel_record, name).value == getattr(module, name)
 
 
 def test_first_fault_wins_and_slots_are_independent() -> None:

@@ -6,7 +6,19 @@ from typing import Any
 import pytest
 import torch
 
-from kvdefrag.kernels import bind, copy, gather, launch, rebind, translate
+from kvdefrag.kernels import (
+    bind,
+    copy,
+    gather,
+    launch,
+    rebind,
+    token_extend,
+    token_free,
+    token_grow,
+    token_run,
+    translate,
+    zero,
+)
 from kvdefrag.kernels.bind import Take
 
 TAKE = Take(4, 1, 2, 5, 1, 1, 1, 3, 2, 1)
@@ -22,7 +34,22 @@ def arguments(name: str) -> dict[str, Any]:
     pairs = {"sources": int64(4), "targets": int64(4)}
     record = {"record": torch.zeros(16, dtype=torch.int64)}
     lists = {"holes": int64(9), "holes_end": 5, "free_ids": int64(8), "free_ids_end": 4}
+    taken = {"holes": int64(6), "free_ids": int64(5), **record, "take": TAKE}
+    tokens = {"token_ids": int64(4), "page_size": 1}
+    buffer = {"buffer": torch.zeros(96, dtype=torch.uint8)}
     return {
+        "unbind_tokens": {
+            **tables, "marks": int64(10), **tokens, "page_count": 4, **lists, **record,
+            "serial": 1, "call_tag": 1,
+        },
+        "unbind_run": {**tables, **tokens, **lists, **record, "call_tag": 1},
+        "bind_tokens": {**tables, **taken, "token_count": 4, "page_size": 1, "call_tag": 1},
+        "decode": {**tables, "last_tokens": int64(4), "page_size": 1, **taken, "call_tag": 1},
+        "extend": {
+            **tables, "prefix_lens": int64(4), "new_lens": int64(4), "last_tokens": int64(4),
+            "token_count": 4, "page_size": 1, **taken, "call_tag": 1,
+        },
+        "zero_pages": {**buffer, "page_bytes": 8, **tables, **taken},
         "gather_virtual": {
             **tables, **pairs, "virtual_ids": int64(4), **record, "call_tag": 1,
         },
@@ -51,11 +78,19 @@ LAUNCHERS: dict[str, Callable[..., Any]] = {
     "unbind": bind.unbind,
     "translate": translate.translate,
     "translate_tokens": translate.translate_tokens,
+    "unbind_tokens": token_free.unbind_tokens,
+    "unbind_run": token_run.unbind_run,
+    "bind_tokens": token_grow.bind_tokens,
+    "decode": token_grow.decode,
+    "extend": token_extend.extend,
+    "zero_pages": zero.zero_pages,
 }
 
 ANY_INTEGER_IDS = {
     ("unbind", "virtual_ids"), ("translate", "virtual_ids"), ("translate_tokens", "token_ids"),
-    ("translate_tokens", "out"),
+    ("translate_tokens", "out"), ("unbind_tokens", "token_ids"), ("unbind_run", "token_ids"),
+    ("decode", "last_tokens"), ("extend", "prefix_lens"), ("extend", "new_lens"),
+    ("extend", "last_tokens"),
 }  # fmt: skip
 TENSORS = [
     (name, argument)
@@ -70,7 +105,11 @@ WORDS = [case for case in TENSORS if case not in ANY_INTEGER_IDS and case[1] != 
 def no_launch(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Keeps what would be launched instead of launching it."""
     launched: list[Any] = []
-    for module in (bind, copy, gather, rebind, translate):
+    modules = (
+        bind, copy, gather, rebind, translate,
+        token_extend, token_free, token_grow, token_run, zero,
+    )  # fmt: skip
+    for module in modules:
         monkeypatch.setattr(module, "launch", lambda *given, **_: launched.append(given))
     return launched
 
@@ -107,7 +146,7 @@ def test_words_are_64_bits(name: str, argument: str, no_launch: list[Any]) -> No
 @pytest.mark.parametrize(("name", "argument"), TENSORS)
 def test_shape(name: str, argument: str, no_launch: list[Any]) -> None:
     value = arguments(name)[argument]
-    refuses(name, argument, value.unsqueeze(0), "1-D", tuple(value.unsqueeze(0).shape))
+    refuses(name, argument, value[None, None], "1-D", (1, 1, value.numel()))
     assert no_launch == []
 
 
@@ -174,9 +213,9 @@ def test_targets_are_as_many_as_sources(name: str, length: int, no_launch: list[
     assert no_launch == []
 
 
-@pytest.mark.parametrize("length", [3, 5])
-def test_out_is_as_long_as_the_ids(length: int) -> None:
-    refuses("translate_tokens", "out", int64(length), "expected 4", f"got {length}")
+@pytest.mark.parametrize("out", [int64(3), int64(8).view(2, 4), int64(8).view(1, 8)])
+def test_out_has_room_for_the_ids(out: torch.Tensor) -> None:
+    refuses("translate_tokens", "out", out, "expected 4", f"got {list(out.shape)}")
 
 
 @pytest.mark.parametrize(("page_size", "refused"), [(2**27, False), (2**30, True)])
@@ -205,9 +244,13 @@ def test_page_bytes(page_bytes: int, no_launch: list[Any]) -> None:
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_nothing_asked_nothing_launched(name: str, no_launch: list[Any]) -> None:
     given = arguments(name)
-    empty = {"sources", "targets", "virtual_ids", "token_ids", "out"}
+    empty = {
+        "sources", "targets", "virtual_ids", "token_ids", "out", "prefix_lens", "new_lens",
+        "last_tokens",
+    }  # fmt: skip
     given.update({key: int64(0) for key in empty & given.keys()})
-    if name == "bind":
+    given.update(dict.fromkeys({"token_count"} & given.keys(), 0))
+    if "take" in given:
         given["take"] = TAKE._replace(page_count=0)
     result = LAUNCHERS[name](**given)
     assert result is None or (result.dtype, result.tolist()) == (torch.int64, [])

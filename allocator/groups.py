@@ -1,0 +1,153 @@
+"""Frees by token, alone or collected in a group and applied together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from kvdefrag.kernels.backend import Operand
+from kvdefrag.kernels.token_group import Segment
+
+from .band import Band
+from .debug import host_pages
+from .faults import UsageError
+from .shared import Shared
+
+
+def unbind_tokens(
+    shared: Shared, band: Band, token_ids: torch.Tensor, page_size: int, page_count: int
+) -> None:
+    """Take back the ``page_count`` distinct pages of ``token_ids``: one launch."""
+    table, ids, asked = band.table, band.ids, shared.backend.operand(token_ids)
+
+    def launch(pages: Operand, pages_end: int, call_tag: int) -> None:
+        shared.backend.unbind_tokens(
+            table.v2p, table.p2v, table.marks, asked, page_size, page_count, pages, pages_end,
+            ids.buffer, ids.recycled, shared.record.words, table.next_serial(), call_tag,
+        )  # fmt: skip
+
+    band.take_back(page_count, "free_tokens", launch)
+
+
+def unbind_run(shared: Shared, band: Band, token_ids: torch.Tensor, page_count: int) -> None:
+    """Take back the pages of a run of tokens: one launch."""
+    table, ids, asked = band.table, band.ids, shared.backend.operand(token_ids)
+
+    def launch(pages: Operand, pages_end: int, call_tag: int) -> None:
+        shared.backend.unbind_run(
+            table.v2p, table.p2v, asked, band.spec.page_size, pages, pages_end,
+            ids.buffer, ids.recycled, shared.record.words, call_tag,
+        )  # fmt: skip
+
+    band.take_back(page_count, "free_token_run", launch)
+
+
+class _Call(NamedTuple):
+    """One free of a group: ids of tokens, or of pages as pages of one token."""
+
+    token_ids: torch.Tensor
+    page_size: int
+    page_count: int
+
+
+class FreeGroup:
+    """Frees of all pools, collected while it is open and applied when its block ends.
+
+    Nothing is freed if the block raises.
+    """
+
+    __slots__ = ("_calls", "_page_counts", "_seen", "_shared")
+
+    def __init__(self, shared: Shared, page_counts: Mapping[str, int]) -> None:
+        self._shared = shared
+        self._page_counts = page_counts
+        self._calls: dict[int, list[_Call]] = {}
+        self._seen: dict[int, dict[int, bool]] = {}
+
+    def __enter__(self) -> None:
+        if self._shared.groups:
+            raise UsageError("free_group: one is open already")
+        self._shared.groups.append(self)
+
+    def __exit__(self, error: object, *rest: object) -> None:
+        self._shared.groups.clear()
+        if error is None:
+            self._apply()
+
+    def add(
+        self,
+        band: Band,
+        token_ids: torch.Tensor,
+        page_size: int,
+        page_count: int,
+        whole: bool,
+    ) -> None:
+        """Note a free of ``page_count`` pages. ``whole``: it names each of them once.
+
+        With ``debug=True`` raises UsageError if pages come twice, unless all calls name tokens.
+        """
+        if self._shared.debug:
+            self._look(band, token_ids, page_size, whole)
+        if page_count:
+            self._calls.setdefault(band.index, []).append(_Call(token_ids, page_size, page_count))
+
+    def _look(self, band: Band, token_ids: torch.Tensor, page_size: int, whole: bool) -> None:
+        seen = self._seen.setdefault(band.index, {})
+        pages = host_pages(token_ids, page_size)
+        for index, page in enumerate(pages):
+            if page in seen and (whole or seen[page]):
+                raise UsageError(
+                    f"virtual_ids[{index}]: id {page} of pool {band.spec.name!r} is there twice "
+                    f"in this group"
+                )
+        seen.update(dict.fromkeys(pages, whole))
+
+    def _apply(self) -> None:
+        """One launch for each pool; everything is checked before the first."""
+        shared = self._shared
+        shared.record.raise_if_stopped()
+        bands = [shared.compactor.bands[index] for index in self._calls]
+        counts = {
+            band.index: self._page_counts.get(
+                band.spec.name, sum(call.page_count for call in self._calls[band.index])
+            )
+            for band in bands
+        }
+        self._check(bands, counts)
+        for band in bands:
+            self._unbind(band, self._calls[band.index], counts[band.index])
+
+    def _check(self, bands: list[Band], counts: dict[int, int]) -> None:
+        named = {band.spec.name for band in bands}
+        for name, count in self._page_counts.items():
+            if count and name not in named:
+                raise UsageError(f"page_counts[{name!r}]: {count}, but nothing of it was freed")
+        for band in bands:
+            name, count, calls = band.spec.name, counts[band.index], self._calls[band.index]
+            most = min(band.live, sum(call.page_count for call in calls))
+            least = max(call.page_count for call in calls)
+            if self._shared.debug:
+                most = least = len(self._seen[band.index])
+            if not least <= count <= most:
+                raise UsageError(
+                    f"page_counts[{name!r}]: expected {least} to {most} for what the group frees "
+                    f"of {band.live} live pages, got {count}"
+                )
+
+    def _unbind(self, band: Band, calls: list[_Call], page_count: int) -> None:
+        shared = self._shared
+        if len(calls) == 1:
+            unbind_tokens(shared, band, calls[0].token_ids, calls[0].page_size, page_count)
+            return
+        table, ids, backend = band.table, band.ids, shared.backend
+        segments = [Segment(backend.operand(call.token_ids), call.page_size) for call in calls]
+
+        def launch(pages: Operand, pages_end: int, call_tag: int) -> None:
+            backend.unbind_group(
+                table.v2p, table.p2v, table.marks, segments, page_count, pages, pages_end,
+                ids.buffer, ids.recycled, shared.record.words, table.next_serial(), call_tag,
+            )  # fmt: skip
+
+        band.take_back(page_count, "free_group", launch)

@@ -1,0 +1,233 @@
+"""unbind_tokens: pages come back by the ids of their tokens, in any order, each page once."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import triton.language as tl
+
+from .distinct import pages_of_host, unbind_set_host
+from .lanes import _unbind_lanes
+from .launch import Words, jit, launch, require_ids, require_words
+from .record import (
+    COUNT_DIFFERS,
+    RECORD_WORDS,
+    TOKEN_OUT_OF_RANGE,
+    USAGE,
+    _record_fault,
+    _stopped,
+    is_stopped_host,
+)
+from .translate import MAX_INT32
+
+SET_LANES = 2048
+"""Tokens of one step of the set kernels: 4 a thread, which its registers can hold."""
+
+SET_WARPS = 16
+"""The set kernels run as one program, which gives the pages an order: a wide one."""
+
+
+@jit()
+def _page_of(token, live, num_ids, page_size, WIDE: tl.constexpr):
+    """The virtual page of ``token``, and whether it is one of the pool's: the sink is not."""
+    in_range = live & (token >= page_size) & (token < num_ids.to(tl.int64) * page_size)
+    token = tl.where(in_range, token, 0)
+    if WIDE:
+        virtual = token // page_size
+    else:
+        # A 64-bit division is a function call on a GPU, a 32-bit one a few instructions.
+        virtual = (token.to(tl.int32) // page_size).to(tl.int64)
+    return virtual, in_range
+
+
+@jit()
+def _mark_of(index, serial):
+    """Higher for a later call, and within one call for an earlier token: 1 at least."""
+    return (index * 0 + serial).to(tl.int64) * 2147483648 + (2147483647 - index)
+
+
+@jit()
+def _mark(marks, token, live, index, serial, num_ids, page_size, WIDE: tl.constexpr):
+    virtual, in_range = _page_of(token, live, num_ids, page_size, WIDE)
+    tl.atomic_max(marks + virtual, _mark_of(index, serial), mask=in_range)
+
+
+@jit()
+def _settle(
+    v2p, p2v, marks, holes, free_ids, record, token, live, index, found,
+    page_size, page_count, holes_end, free_ids_end, num_pages, num_ids, serial, call_tag,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """Unbind the page of every token that is its page's first; returns the pages found so far."""
+    virtual, in_range = _page_of(token, live, num_ids, page_size, WIDE)
+    # Past the first level of cache: the marks were written by exchanges of this program.
+    mark = tl.load(marks + virtual, mask=in_range, other=0, cache_modifier=".cg")
+    first = in_range & (mark == _mark_of(index, serial))
+    place = found + tl.cumsum(first.to(tl.int32), 0) - 1
+    fits = first & (place < page_count)
+    page, freed = _unbind_lanes(
+        v2p, p2v, record, virtual, fits | (live & ~in_range), index,
+        tl.where(in_range, virtual, token), num_pages, num_ids, call_tag, TOKEN_OUT_OF_RANGE,
+    )  # fmt: skip
+    place = tl.where(fits, place, 0)
+    tl.store(holes + holes_end + place, page, mask=fits)
+    tl.store(free_ids + free_ids_end + place, freed, mask=fits)
+    return found + tl.sum(first.to(tl.int32), 0)
+
+
+@jit()
+def _conclude(
+    holes, free_ids, record, found, page_count, holes_end, free_ids_end, call_tag,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Slots that no page was found for hold -1; a count that differs is recorded."""
+    lane = tl.arange(0, BLOCK)
+    for start in range(found, page_count, BLOCK):
+        place = (start + lane).to(tl.int64)
+        beyond = place < page_count
+        place = tl.where(beyond, place, 0)
+        tl.store(holes + holes_end + place, place * 0 - 1, mask=beyond)
+        tl.store(free_ids + free_ids_end + place, place * 0 - 1, mask=beyond)
+    only = tl.arange(0, 1).to(tl.int64)
+    differs = only * 0 + found != page_count
+    _record_fault(record, USAGE, differs, COUNT_DIFFERS, call_tag, only + found, -1, -1, -1)
+
+
+FREE_NUMBERS = ["page_count", "holes_end", "free_ids_end", "num_pages", "num_ids", "call_tag"]
+FREE_POINTERS = ["v2p", "p2v", "holes", "free_ids", "record"]
+
+
+@jit(
+    do_not_specialize=["id_stride", "token_count", "page_size", "serial", *FREE_NUMBERS],
+    do_not_specialize_on_alignment=["marks", "token_ids", *FREE_POINTERS],
+)
+def _unbind_tokens_kernel(
+    v2p, p2v, marks, token_ids, holes, free_ids, record,
+    id_stride, token_count, page_size, page_count, holes_end, free_ids_end,
+    num_pages, num_ids, serial, call_tag,
+    WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    if _stopped(record) != 0:
+        return
+    lane = tl.arange(0, BLOCK).to(tl.int64)
+    for start in range(0, token_count, BLOCK):
+        index = start + lane
+        live = index < token_count
+        at = tl.where(live, index, 0) * id_stride
+        token = tl.load(token_ids + at, mask=live, other=0).to(tl.int64)
+        _mark(marks, token, live, index, serial, num_ids, page_size, WIDE)
+    tl.debug_barrier()
+    found = token_count * 0
+    for start in range(0, token_count, BLOCK):
+        index = start + lane
+        live = index < token_count
+        at = tl.where(live, index, 0) * id_stride
+        token = tl.load(token_ids + at, mask=live, other=0).to(tl.int64)
+        found = _settle(
+            v2p, p2v, marks, holes, free_ids, record, token, live, index, found,
+            page_size, page_count, holes_end, free_ids_end, num_pages, num_ids, serial, call_tag,
+            WIDE,
+        )  # fmt: skip
+    _conclude(holes, free_ids, record, found, page_count, holes_end, free_ids_end, call_tag, BLOCK)
+
+
+def unbind_tokens(
+    v2p: torch.Tensor,
+    p2v: torch.Tensor,
+    marks: torch.Tensor,
+    token_ids: torch.Tensor,
+    page_size: int,
+    page_count: int,
+    holes: torch.Tensor,
+    holes_end: int,
+    free_ids: torch.Tensor,
+    free_ids_end: int,
+    record: torch.Tensor,
+    serial: int,
+    call_tag: int,
+) -> None:
+    """Take the pages of ``token_ids`` apart, each once, in one launch and list them as free.
+
+    Token ``t`` is of virtual page ``t // page_size``. Read: ``token_ids`` int32 or int64 [tokens],
+    any stride and order, any number of tokens of a page. Read and written: ``v2p`` int64 [virtual
+    ids + 1] and ``p2v`` int64 [pages]: both rows of a page become -1; ``marks`` int64 [virtual ids
+    + 1], zero at first. ``serial``: higher than in any earlier call with these marks, 1 to 2**31 -
+    1. Written: ``page_count`` slots of both ``lists``, in the order of the pages' first tokens;
+    ``record`` int64 [16].
+
+    A token out of range or of page 0 is refused, a page that is not bound leaves -1 in its slots:
+    the record's slot ``USAGE`` keeps the first. So it does if ``page_count`` is not the number of
+    pages, which is the fault's index: slots beyond them hold -1, pages beyond the slots stay bound.
+    A page whose rows disagree is refused into slot ``CORRUPT``; nothing happens once that is taken.
+
+    One program, so that the order is the same on every device. Raises ValueError for a wrong
+    dtype, device or length.
+    """
+    token_count = token_ids.numel()
+    if token_count == 0:
+        return
+    require_ids("token_ids", token_ids, v2p)
+    require_free(v2p, p2v, page_count, holes, holes_end, free_ids, free_ids_end, record)
+    require_marks(marks, v2p, token_count, serial)
+    is_wide = v2p.numel() * page_size > MAX_INT32
+    launch(
+        _unbind_tokens_kernel,
+        1,
+        v2p, p2v, marks, token_ids, holes, free_ids, record,
+        token_ids.stride(0), token_count, page_size, page_count,
+        holes_end, free_ids_end, p2v.numel(), v2p.numel(), serial, call_tag,
+        variant=(token_ids.dtype, is_wide),
+        warps=SET_WARPS,
+        WIDE=is_wide, BLOCK=SET_LANES,
+    )  # fmt: skip
+
+
+def require_free(
+    v2p: torch.Tensor,
+    p2v: torch.Tensor,
+    page_count: int,
+    holes: torch.Tensor,
+    holes_end: int,
+    free_ids: torch.Tensor,
+    free_ids_end: int,
+    record: torch.Tensor,
+) -> None:
+    """Raise ValueError for tables, lists or a record that ``page_count`` pages cannot go to."""
+    require_words("v2p", v2p, 1, v2p)
+    require_words("p2v", p2v, 1, v2p)
+    require_words("holes", holes, holes_end + page_count, v2p)
+    require_words("free_ids", free_ids, free_ids_end + page_count, v2p)
+    require_words("record", record, RECORD_WORDS, v2p)
+
+
+def require_marks(marks: torch.Tensor, v2p: torch.Tensor, token_count: int, serial: int) -> None:
+    """Raise ValueError for marks or a serial that cannot order ``token_count`` tokens."""
+    require_words("marks", marks, v2p.numel(), v2p)
+    if not 1 <= serial <= MAX_INT32:
+        raise ValueError(f"serial: expected 1 to {MAX_INT32}, got {serial}")
+    if token_count > MAX_INT32 - SET_LANES:
+        raise ValueError(f"token_ids: at most {MAX_INT32 - SET_LANES}, got {token_count}")
+
+
+def unbind_tokens_host(
+    v2p: Words,
+    p2v: Words,
+    marks: Words,
+    token_ids: npt.NDArray[np.integer],
+    page_size: int,
+    page_count: int,
+    holes: Words,
+    holes_end: int,
+    free_ids: Words,
+    free_ids_end: int,
+    record: Words,
+    serial: int,
+    call_tag: int,
+) -> None:
+    """``unbind_tokens`` on host memory, which needs no marks."""
+    if token_ids.size and not is_stopped_host(record):
+        pages = holes[holes_end : holes_end + page_count]
+        freed = free_ids[free_ids_end : free_ids_end + page_count]
+        named = pages_of_host(token_ids, page_size, v2p.size)
+        unbind_set_host(v2p, p2v, *named, pages, freed, record, call_tag)

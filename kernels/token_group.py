@@ -1,0 +1,157 @@
+"""unbind_group: the pages of several calls come back in one launch, each once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import triton.language as tl
+
+from .distinct import pages_of_host, unbind_set_host
+from .launch import Words, jit, launch, require_ids
+from .record import _stopped, is_stopped_host
+from .token_free import (
+    FREE_NUMBERS,
+    FREE_POINTERS,
+    SET_LANES,
+    SET_WARPS,
+    _conclude,
+    _mark,
+    _settle,
+    require_free,
+    require_marks,
+)
+from .translate import MAX_INT32
+
+SEGMENT_WORDS = 5
+"""Of a segment on the device: address, count, stride, page size, and 1 for int32 ids."""
+
+
+class Segment(NamedTuple):
+    """Token ids of one call of a group, int32 or int64 [tokens], of ``page_size`` tokens a page."""
+
+    token_ids: Any
+    page_size: int
+
+
+@jit()
+def _segment_tokens(segment, index, live):
+    """Ids of one segment, of either dtype."""
+    address = tl.load(segment)
+    stride = tl.load(segment + 2)
+    narrow = live & (index * 0 + tl.load(segment + 4) == 1)
+    at = tl.where(live, index, 0) * stride
+    ids32 = tl.load(address.to(tl.pointer_type(tl.int32)) + at, mask=narrow, other=0)
+    ids64 = tl.load(address.to(tl.pointer_type(tl.int64)) + at, mask=live & ~narrow, other=0)
+    return ids32.to(tl.int64) + ids64
+
+
+@jit(
+    do_not_specialize=["segment_count", "serial", *FREE_NUMBERS],
+    do_not_specialize_on_alignment=["marks", "segments", *FREE_POINTERS],
+)
+def _unbind_group_kernel(
+    v2p, p2v, marks, segments, holes, free_ids, record,
+    segment_count, page_count, holes_end, free_ids_end, num_pages, num_ids, serial, call_tag,
+    WIDE: tl.constexpr, SEGMENT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    if _stopped(record) != 0:
+        return
+    lane = tl.arange(0, BLOCK).to(tl.int64)
+    before = segment_count * 0
+    for number in range(segment_count):
+        segment = segments + number * SEGMENT
+        token_count = tl.load(segment + 1).to(tl.int32)
+        page_size = tl.load(segment + 3).to(tl.int32)
+        for start in range(0, token_count, BLOCK):
+            live = start + lane < token_count
+            token = _segment_tokens(segment, start + lane, live)
+            _mark(marks, token, live, before + start + lane, serial, num_ids, page_size, WIDE)
+        before += token_count
+    tl.debug_barrier()
+    before = segment_count * 0
+    found = segment_count * 0
+    for number in range(segment_count):
+        segment = segments + number * SEGMENT
+        token_count = tl.load(segment + 1).to(tl.int32)
+        page_size = tl.load(segment + 3).to(tl.int32)
+        for start in range(0, token_count, BLOCK):
+            live = start + lane < token_count
+            token = _segment_tokens(segment, start + lane, live)
+            found = _settle(
+                v2p, p2v, marks, holes, free_ids, record, token, live, before + start + lane,
+                found, page_size, page_count, holes_end, free_ids_end, num_pages, num_ids,
+                serial, call_tag, WIDE,
+            )  # fmt: skip
+        before += token_count
+    _conclude(holes, free_ids, record, found, page_count, holes_end, free_ids_end, call_tag, BLOCK)
+
+
+def unbind_group(
+    v2p: torch.Tensor,
+    p2v: torch.Tensor,
+    marks: torch.Tensor,
+    segments: Sequence[Segment],
+    page_count: int,
+    holes: torch.Tensor,
+    holes_end: int,
+    free_ids: torch.Tensor,
+    free_ids_end: int,
+    record: torch.Tensor,
+    serial: int,
+    call_tag: int,
+) -> None:
+    """``unbind_tokens`` of all ``segments`` one after another: one upload and one launch.
+
+    The index of a fault counts through all segments. Page ids are tokens of pages of one token.
+    """
+    token_count = sum(each.token_ids.numel() for each in segments)
+    if token_count == 0:
+        return
+    require_free(v2p, p2v, page_count, holes, holes_end, free_ids, free_ids_end, record)
+    require_marks(marks, v2p, token_count, serial)
+    rows = []
+    for ids, page_size in segments:
+        require_ids("token_ids", ids, v2p)
+        narrow = int(ids.dtype == torch.int32)
+        rows.append([ids.data_ptr(), ids.numel(), ids.stride(0), page_size, narrow])
+    pinned = torch.tensor(rows, dtype=torch.int64, device="cpu", pin_memory=v2p.is_cuda)
+    described = pinned.view(-1).to(v2p.device, non_blocking=True)
+    is_wide = v2p.numel() * max(each.page_size for each in segments) > MAX_INT32
+    launch(
+        _unbind_group_kernel,
+        1,
+        v2p, p2v, marks, described, holes, free_ids, record,
+        len(segments), page_count, holes_end, free_ids_end,
+        p2v.numel(), v2p.numel(), serial, call_tag,
+        variant=(is_wide,),
+        warps=SET_WARPS,
+        WIDE=is_wide, SEGMENT=SEGMENT_WORDS, BLOCK=SET_LANES,
+    )  # fmt: skip
+
+
+def unbind_group_host(
+    v2p: Words,
+    p2v: Words,
+    marks: Words,
+    segments: Sequence[Segment],
+    page_count: int,
+    holes: Words,
+    holes_end: int,
+    free_ids: Words,
+    free_ids_end: int,
+    record: Words,
+    serial: int,
+    call_tag: int,
+) -> None:
+    """``unbind_group`` on host memory, which needs no marks."""
+    if is_stopped_host(record) or not any(each.token_ids.size for each in segments):
+        return
+    parts = [pages_of_host(each.token_ids, each.page_size, v2p.size) for each in segments]
+    ids = np.concatenate([part[0] for part in parts])
+    in_range = np.concatenate([part[1] for part in parts])
+    pages = holes[holes_end : holes_end + page_count]
+    freed = free_ids[free_ids_end : free_ids_end + page_count]
+    unbind_set_host(v2p, p2v, ids, in_range, pages, freed, record, call_tag)

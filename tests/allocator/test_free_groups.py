@@ -1,0 +1,164 @@
+"""Frees that are collected and applied together: one launch a pool, each page once."""
+
+import random
+
+import pytest
+import torch
+
+from kvdefrag import UsageError
+
+from .rig import Rig, by_backend, state_of
+
+
+def pair(backend: str, page_size: int) -> Rig:
+    return Rig.pair(backend, 80, page_size=page_size)
+
+
+def live_ids(rig: Rig, name: str) -> list[int]:
+    rows = rig.arena[name].virtual_to_physical.tolist()
+    return [virtual for virtual, page in enumerate(rows) if page > 0]
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_seam_inside_a_page(backend, debug):  # fault 20
+    rig = Rig.of(backend, 9, page_size=8, debug=debug)
+    tokens = rig.pool.alloc_tokens(20)
+    before = rig.arena.stats()
+    with rig.arena.free_group({"a": 3}):
+        rig.pool.free_tokens(tokens[:12], 2)
+        rig.pool.free_tokens(tokens[12:], 2)
+        assert rig.pool.live_pages == 3
+    after = rig.arena.stats()
+    assert after.launches - before.launches == 1
+    assert rig.pool.live_pages == 0
+    assert rig.holes() == 3
+    rig.arena.check(deep=True)
+
+
+def test_all_pools_in_one_launch_each(backend):
+    rig = pair(backend, 4)
+    a, b = rig.arena["A"], rig.arena["B"]
+    tokens, ids = a.alloc_tokens(60), b.alloc(20)
+    before = rig.arena.stats()
+    with rig.arena.free_group():
+        a.free(tokens[::8] // 4)
+        b.free(ids[:3])
+        a.free_token_run(tokens[4:8])
+        b.free(ids[5:7].to(torch.int32))
+        a.free_tokens(tokens[[12, 14, 20, 13]], 2)
+        b.free([12, 11])
+        a.free(tokens[:0])
+    after = rig.arena.stats()
+    assert after.launches - before.launches == 2
+    assert (a.live_pages, b.live_pages) == (15 - 8 - 1 - 2, 20 - 7)
+    assert after.free_calls - before.free_calls == 7
+    rig.arena.check(deep=True)
+    assert live_ids(rig, "B") == [4, 5, *range(8, 11), *range(13, 21)]
+
+
+def test_random_groups_are_their_distinct_pages(backend):
+    for seed in range(by_backend(backend, 60, 4)):
+        draw = random.Random(seed)
+        rig = pair(backend, 4)
+        calls: dict[str, list[tuple[list[int], torch.Tensor]]] = {"A": [], "B": []}
+        for name in calls:
+            rig.arena[name].alloc(30)
+        for _ in range(draw.randrange(1, 6)):
+            name = draw.choice("AB")
+            page_size = rig.arena[name].page_size
+            pages = draw.sample(range(1, 31), draw.randrange(1, 8))
+            at = [page * page_size + draw.randrange(page_size) for page in pages * 2]
+            draw.shuffle(at)
+            dtype = draw.choice([torch.int32, torch.int64])
+            calls[name].append((pages, torch.tensor(at, dtype=dtype)))
+        freed = {
+            name: {page for pages, _ in each for page in pages} for name, each in calls.items()
+        }
+        with rig.arena.free_group({name: len(pages) for name, pages in freed.items()}):
+            for name, each in calls.items():
+                for pages, ids in each:
+                    rig.arena[name].free_tokens(ids, len(pages))
+        for name in "AB":
+            assert live_ids(rig, name) == sorted(set(range(1, 31)) - freed[name])
+        rig.arena.check(deep=True)
+
+
+def test_count_of_a_group_that_differs(backend):
+    rig = Rig.of(backend, 9, page_size=8)
+    tokens = rig.pool.alloc_tokens(60)
+    with rig.arena.free_group():
+        rig.pool.free_tokens(tokens[:12], 2)
+        rig.pool.free_tokens(tokens[12:20], 2)
+    with pytest.raises(UsageError, match="3 pages"):
+        rig.arena.check()
+    rig.arena.check(deep=True)
+    assert rig.pool.live_pages == 5
+
+
+def grouped(rig, *calls, counts=None):
+    """Calls of the pool and their arguments, in one group."""
+    with rig.arena.free_group(counts):
+        for name, *arguments in calls:
+            getattr(rig.pool, name)(*arguments)
+
+
+def test_nothing_is_freed_if_the_group_is_refused(backend):
+    rig = Rig.of(backend, 9, page_size=8)
+    tokens = rig.pool.alloc_tokens(60)
+    free = ("free_tokens", tokens[:12], 2)
+    before = state_of(rig.arena)
+    with pytest.raises(AttributeError, match="vanish"):
+        grouped(rig, free, ("vanish",))
+    with rig.arena.free_group(), pytest.raises(UsageError, match="one is open"):
+        grouped(rig, free)
+    with pytest.raises(UsageError, match=r"page_counts\['a'\]: expected 2 to 2 .* got 3"):
+        grouped(rig, free, counts={"a": 3})
+    with pytest.raises(UsageError, match=r"page_counts\['a'\]: expected 5 to 8 .* got 10"):
+        grouped(rig, *[("free", [1, 2, 3, 4, 5])] * 2)
+    with pytest.raises(UsageError, match="nothing of it was freed"):
+        grouped(rig, counts={"a": 1})
+    with pytest.raises(UsageError, match="no pool 'b'"):
+        grouped(rig, counts={"b": 1})
+    assert state_of(rig.arena) == before
+    rig.pool.free([1])
+    assert rig.pool.live_pages == 7
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_debug_names_the_id_that_is_freed_twice(backend, page_size):  # fault 17
+    rig = Rig.of(backend, 9, page_size=page_size, debug=True)
+    rig.pool.alloc(5)
+    three, token = torch.tensor([3]), torch.tensor([3 * page_size])
+    before = state_of(rig.arena)
+    with pytest.raises(UsageError, match="3 is there twice"):
+        rig.pool.free([3, 3])
+    with pytest.raises(UsageError, match=r"id 3 .* twice in this group"):
+        grouped(rig, ("free", three), ("free", three))
+    with pytest.raises(UsageError, match=r"id 3 .* twice in this group"):
+        grouped(rig, ("free_tokens", token, 1), ("free", three))
+    with pytest.raises(UsageError, match=r"id 3 .* twice in this group"):
+        grouped(rig, ("free", three), ("free_tokens", token, 1))
+    with pytest.raises(UsageError, match=r"id 3 .* twice in this group"):
+        grouped(rig, ("free_token_run", token), ("free_token_run", token))
+    with pytest.raises(UsageError, match="3 is there twice"):
+        grouped(rig, ("free", torch.tensor([3, 3])))
+    assert state_of(rig.arena) == before
+    rig.pool.free([3])
+    with pytest.raises(UsageError, match=r"id 3 .* not allocated"):
+        rig.pool.free([3])
+    with pytest.raises(UsageError, match=r"id 3 .* not allocated"):
+        grouped(rig, ("free", three))
+    with pytest.raises(UsageError, match="id 3 "):
+        rig.pool.free_tokens(token, 1)
+
+
+def test_debug_checks_the_count_of_a_group(backend):
+    rig = Rig.of(backend, 9, page_size=8, debug=True)
+    tokens = rig.pool.alloc_tokens(60)
+    before = state_of(rig.arena)
+    calls = ("free_tokens", tokens[:12], 2), ("free_tokens", tokens[12:20], 2)
+    with pytest.raises(UsageError, match=r"expected 3 to 3 .* got 4"):
+        grouped(rig, *calls)
+    assert state_of(rig.arena) == before
+    grouped(rig, *calls, counts={"a": 3})
+    assert rig.pool.live_pages == 5
