@@ -128,6 +128,10 @@ class BandGeometry:
         else:
             np.subtract(self.origin, depths, out=out)
 
+    def write_pages_ascending(self, depths: Words, out: Words) -> None:
+        """Write the physical page ids at ascending ``depths`` into ``out``, in ascending order."""
+        self.write_pages(depths[:: self.step], out)
+
     def frontier_byte(self, span_pages: int) -> int:
         """Where a band of ``span_pages`` ends; an empty band takes no room at all."""
         if span_pages == 0:

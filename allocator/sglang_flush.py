@@ -1,0 +1,242 @@
+"""SGLang's flush and commit with ``plan_moves`` and the kernels, on SGLang's own state.
+
+Its tables, lists, watermark, counters, history and pending pages end as its own code leaves them,
+with one exception: a page that was freed while the forward in flight will still write it is no
+target of a move. Nothing of SGLang's is imported here; its names are those of 0.5.23.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from kvdefrag.kernels.launch import Words
+
+from .plan import plan_moves
+from .sglang_pool import EnginePool, Moved, ascending_depths_host
+
+_NONE: Words = np.empty(0, np.int64)
+_NONE.flags.writeable = False
+
+
+class Writes(NamedTuple):
+    """Physical token ids that the forward in flight writes, int64 [tokens] each.
+
+    ``bound``: by the tables of now, the sink for ids freed since. ``launched``: as they were when
+    it was launched; None where nobody saw that.
+    """
+
+    bound: Any
+    launched: Any = None
+
+
+def launched(pool: EnginePool, allocator: Any) -> None:
+    """Fix the physical ids that the forward just set in flight will write: one launch, no copy.
+
+    Raises CorruptState for a fault that shows without a copy.
+    """
+    pool.record.raise_if_stopped()
+    inflight = allocator._inflight_forward
+    pool.launched = None if inflight is None else (inflight, _translate(allocator, inflight[1]))
+
+
+def flush(pool: EnginePool, allocator: Any, urgent: bool) -> int:
+    """``_flush`` of a lazy end pool whose moves are not blocked; returns the number of moves.
+
+    One read-back before anything waits or changes, and one upload at most. Raises CorruptState,
+    before a page moves, for a fault of an earlier move or a broken hole list.
+    """
+    free = allocator._free_phys_pages
+    holes_before = free.numel()
+    writes, fired = None, False
+    pages = _NONE
+    if holes_before or allocator._pending_reuse:
+        if not urgent:
+            writes, fired = _writes(pool, allocator)
+        pages, *tokens = pool.snapshot([free, *(each for each in writes or () if each is not None)])
+        writes = Writes(*tokens) if tokens else None
+    allocator._wait_hicache_transfers()
+    allocator._stats_n_flush_calls += 1
+    pages = _with_drained(allocator, pages, urgent)
+    span = pool.geometry.depth(allocator.watermark_physical)
+    holes = pool.holes(pages, span) if pages.size else _NONE
+    if urgent:
+        moves = _pack(pool, allocator, holes, span)
+    else:
+        moves = _pack_some(pool, allocator, holes, span, writes, fired)
+    if moves:
+        allocator._stats_n_flush_did_work += 1
+        allocator._stats_n_flush_moves += moves
+    allocator._maybe_emit_stats()
+    return moves
+
+
+def commit(
+    pool: EnginePool,
+    allocator: Any,
+    sources: Sequence[int],
+    targets: Sequence[int],
+    latest_event: Any,
+    released: list[torch.Tensor],
+) -> None:
+    """``_commit_move_batch`` of physical pages, at least one pair; moves are not blocked."""
+    pool.record.raise_if_stopped()
+    depth = pool.geometry.depth
+    moved = _move(pool, allocator, depth(np.asarray(sources)), depth(np.asarray(targets)), _NONE)
+    if _is_done(latest_event):
+        released.append(moved.sources)
+    else:
+        _park(allocator, latest_event, list(sources), moved.sources)
+
+
+def _pack(pool: EnginePool, allocator: Any, holes: Words, span: int) -> int:
+    """The urgent pass: every hole goes to the neighbours, no source waits for a reader."""
+    if holes.size == 0:
+        return 0
+    plan = plan_moves(holes, span)
+    moves = plan.sources.size
+    if moves:
+        # The stream waits, not the host: the snapshot has been taken.
+        allocator._settle_inflight_forward()
+        _move(pool, allocator, plan.sources, plan.targets, _NONE)
+    allocator.watermark_physical = pool.geometry.page(plan.span_after)
+    allocator._free_phys_pages = allocator._free_phys_pages[:0]
+    allocator._stats_n_pages_absorbed += holes.size
+    return moves
+
+
+def _pack_some(
+    pool: EnginePool, allocator: Any, holes: Words, span: int, writes: Writes | None, fired: bool
+) -> int:
+    """The idle pass: trailing holes are absorbed, then up to the cap is moved; the span stays."""
+    absorbed = _trailing(holes, span)
+    span -= absorbed
+    holes = holes[: holes.size - absorbed]
+    kept = _pending_depths(pool, allocator, span)
+    stop_depth, passed_over = -1, _NONE
+    if holes.size and span > holes.size + kept.size:
+        if fired:
+            allocator._inflight_forward = None
+        elif writes is not None:
+            stop_depth, passed_over = _hazards(pool, allocator, holes, span, writes)
+    usable = holes
+    if passed_over.size:
+        usable = np.setdiff1d(holes, passed_over, assume_unique=True)
+        kept = np.sort(np.concatenate((kept, passed_over)))
+    # The walk looks at its cap after a move, so that a cap of zero still moves one page.
+    limit = max(1, allocator._lazy_max_moves_per_call)
+    around = bool(kept.size) or stop_depth >= 0
+    plan = plan_moves(usable, span, limit, kept, stop_depth, sources_stay=around)
+    moves = plan.sources.size
+    remaining = usable[moves:]
+    if passed_over.size:
+        remaining = np.sort(np.concatenate((remaining, passed_over)))
+    if not holes.size:
+        free = allocator._free_phys_pages[:0]
+    else:
+        moved = _move(pool, allocator, plan.sources, plan.targets, remaining)
+        free = _retire(pool, allocator, plan.sources, moved)
+    allocator.watermark_physical = pool.geometry.page(span)
+    allocator._free_phys_pages = free
+    allocator._stats_n_pages_absorbed += absorbed
+    return moves
+
+
+def _pending_depths(pool: EnginePool, allocator: Any, span: int) -> Words:
+    pending = allocator._pending_reuse_pages_cpu
+    if not pending:
+        return _NONE
+    return ascending_depths_host(pool, np.fromiter(pending, np.int64, len(pending)), span)
+
+
+def _move(pool: EnginePool, allocator: Any, sources: Words, targets: Words, holes: Words) -> Moved:
+    moved = pool.move(sources, targets, holes)
+    if sources.size:
+        if not pool.copies:
+            allocator._move_pages(moved.sources, moved.targets)
+        allocator._inverse_history.append((moved.sources, moved.targets, moved.virtual_ids))
+    return moved
+
+
+def _retire(pool: EnginePool, allocator: Any, sources: Words, moved: Moved) -> torch.Tensor:
+    """The hole list after an idle pass: with the sources, unless a reader may be at them."""
+    if sources.size == 0:
+        return moved.holes
+    latest_event = allocator._latest_forward_done_event
+    if _is_done(latest_event):
+        allocator._stats_n_release_batch += 1
+        return moved.holes_and_sources
+    _park(allocator, latest_event, _list_host(pool.geometry.page(sources)), moved.sources)
+    return moved.holes
+
+
+def _park(allocator: Any, event: Any, pages: list[int], on_device: torch.Tensor) -> None:
+    parked, batches = allocator._pending_reuse.setdefault(event, ([], []))
+    parked.extend(pages)
+    batches.append(on_device)
+    allocator._pending_reuse_pages_cpu.update(pages)
+
+
+def _list_host(pages: Words) -> list[int]:
+    ids: list[int] = pages.tolist()
+    return ids
+
+
+def _is_done(event: Any) -> bool:
+    return event is None or bool(event.query())
+
+
+def _with_drained(allocator: Any, pages: Words, urgent: bool) -> Words:
+    """``pages`` and what SGLang takes back of its pending pages, which the host knows by heart."""
+    before = dict(allocator._pending_reuse)
+    allocator._drain_pending_reuse(urgent=urgent)
+    drained = [
+        parked for event, (parked, _) in before.items() if event not in allocator._pending_reuse
+    ]
+    return np.concatenate((pages, *map(np.array, drained))) if drained else pages
+
+
+def _writes(pool: EnginePool, allocator: Any) -> tuple[Writes | None, bool]:
+    """What the forward in flight writes; and whether there was one that is done by now."""
+    inflight = allocator._inflight_forward
+    if inflight is None:
+        return None, False
+    if inflight[0].query():
+        return None, True
+    seen = pool.launched
+    launched_tokens = seen[1] if seen is not None and seen[0] is inflight else None
+    return Writes(_translate(allocator, inflight[1]), launched_tokens), False
+
+
+def _translate(allocator: Any, virtual_tokens: torch.Tensor) -> torch.Tensor:
+    """Physical token ids; under context parallelism SGLang's virtual ids are widened."""
+    widened = allocator.page_size // allocator.pool_page_size
+    if widened > 1:
+        virtual_tokens = virtual_tokens // widened
+    tokens: torch.Tensor = allocator.translate_kv_loc(virtual_tokens)
+    return tokens.reshape(-1)
+
+
+def _hazards(
+    pool: EnginePool, allocator: Any, holes: Words, span: int, writes: Writes
+) -> tuple[int, Words]:
+    """The highest live page that will be written, -1 for none, and the holes that will be."""
+    page_size = allocator.pool_page_size
+    written = ascending_depths_host(pool, writes.bound // page_size, span)
+    stop_depth = int(written[-1]) if written.size else -1
+    if writes.launched is None:
+        return stop_depth, _NONE
+    launched = ascending_depths_host(pool, writes.launched // page_size, span)
+    return stop_depth, launched[np.isin(launched, holes, assume_unique=True)]
+
+
+def _trailing(holes: Words, span: int) -> int:
+    """How many of the ascending ``holes`` form a run that ends at the frontier."""
+    inner = bisect_left(
+        range(holes.size), span - holes.size, key=lambda index: int(holes[index]) - index
+    )
+    return holes.size - inner
