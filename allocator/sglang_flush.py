@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,17 +21,6 @@ from .sglang_pool import EnginePool, Moved, ascending_depths_host
 
 _NONE: Words = np.empty(0, np.int64)
 _NONE.flags.writeable = False
-
-
-class Writes(NamedTuple):
-    """Physical token ids that the forward in flight writes, int64 [tokens] each.
-
-    ``bound``: by the tables of now, the sink for ids freed since. ``launched``: as they were when
-    it was launched; None where nobody saw that.
-    """
-
-    bound: Any
-    launched: Any = None
 
 
 def launched(pool: EnginePool, allocator: Any) -> None:
@@ -51,14 +40,13 @@ def flush(pool: EnginePool, allocator: Any, urgent: bool) -> int:
     before a page moves, for a fault of an earlier move or a broken hole list.
     """
     free = allocator._free_phys_pages
-    holes_before = free.numel()
-    writes, fired = None, False
-    pages = _NONE
-    if holes_before or allocator._pending_reuse:
-        if not urgent:
+    pages, written, fired = _NONE, [], False
+    if free.numel() or allocator._pending_reuse:
+        if urgent or allocator._inflight_forward is None:
+            (pages,) = pool.snapshot([free])
+        else:
             writes, fired = _writes(pool, allocator)
-        pages, *tokens = pool.snapshot([free, *(each for each in writes or () if each is not None)])
-        writes = Writes(*tokens) if tokens else None
+            pages, *written = pool.snapshot([free, *writes])
     allocator._wait_hicache_transfers()
     allocator._stats_n_flush_calls += 1
     pages = _with_drained(allocator, pages, urgent)
@@ -67,7 +55,7 @@ def flush(pool: EnginePool, allocator: Any, urgent: bool) -> int:
     if urgent:
         moves = _pack(pool, allocator, holes, span)
     else:
-        moves = _pack_some(pool, allocator, holes, span, writes, fired)
+        moves = _pack_some(pool, allocator, holes, span, written, fired)
     if moves:
         allocator._stats_n_flush_did_work += 1
         allocator._stats_n_flush_moves += moves
@@ -104,15 +92,23 @@ def _pack(pool: EnginePool, allocator: Any, holes: Words, span: int) -> int:
         allocator._settle_inflight_forward()
         _move(pool, allocator, plan.sources, plan.targets, _NONE)
     allocator.watermark_physical = pool.geometry.page(plan.span_after)
-    allocator._free_phys_pages = allocator._free_phys_pages[:0]
+    allocator._free_phys_pages = pool.no_pages
     allocator._stats_n_pages_absorbed += holes.size
     return moves
 
 
 def _pack_some(
-    pool: EnginePool, allocator: Any, holes: Words, span: int, writes: Writes | None, fired: bool
+    pool: EnginePool,
+    allocator: Any,
+    holes: Words,
+    span: int,
+    written: Sequence[Words],
+    fired: bool,
 ) -> int:
-    """The idle pass: trailing holes are absorbed, then up to the cap is moved; the span stays."""
+    """The idle pass: trailing holes are absorbed, then up to the cap is moved; the span stays.
+
+    ``written``: see ``_writes``; ``fired``: that forward is done.
+    """
     absorbed = _trailing(holes, span)
     span -= absorbed
     holes = holes[: holes.size - absorbed]
@@ -121,8 +117,8 @@ def _pack_some(
     if holes.size and span > holes.size + kept.size:
         if fired:
             allocator._inflight_forward = None
-        elif writes is not None:
-            stop_depth, passed_over = _hazards(pool, allocator, holes, span, writes)
+        elif written:
+            stop_depth, passed_over = _hazards(pool, allocator, holes, span, written)
     usable = holes
     if passed_over.size:
         usable = np.setdiff1d(holes, passed_over, assume_unique=True)
@@ -136,10 +132,10 @@ def _pack_some(
     if passed_over.size:
         remaining = np.sort(np.concatenate((remaining, passed_over)))
     if not holes.size:
-        free = allocator._free_phys_pages[:0]
+        free = pool.no_pages
     else:
         moved = _move(pool, allocator, plan.sources, plan.targets, remaining)
-        free = _retire(pool, allocator, plan.sources, moved)
+        free = _retire(pool, allocator, plan.sources, remaining.size, moved)
     allocator.watermark_physical = pool.geometry.page(span)
     allocator._free_phys_pages = free
     allocator._stats_n_pages_absorbed += absorbed
@@ -162,16 +158,19 @@ def _move(pool: EnginePool, allocator: Any, sources: Words, targets: Words, hole
     return moved
 
 
-def _retire(pool: EnginePool, allocator: Any, sources: Words, moved: Moved) -> torch.Tensor:
+def _retire(
+    pool: EnginePool, allocator: Any, sources: Words, holes: int, moved: Moved
+) -> torch.Tensor:
     """The hole list after an idle pass: with the sources, unless a reader may be at them."""
-    if sources.size == 0:
-        return moved.holes
-    latest_event = allocator._latest_forward_done_event
-    if _is_done(latest_event):
-        allocator._stats_n_release_batch += 1
-        return moved.holes_and_sources
-    _park(allocator, latest_event, _list_host(pool.geometry.page(sources)), moved.sources)
-    return moved.holes
+    listed = moved.list_with_sources
+    if sources.size:
+        latest_event = allocator._latest_forward_done_event
+        if _is_done(latest_event):
+            allocator._stats_n_release_batch += 1
+        else:
+            _park(allocator, latest_event, _list_host(pool.geometry.page(sources)), moved.sources)
+            listed = listed[:holes]
+    return pool.backend.tensor(listed)
 
 
 def _park(allocator: Any, event: Any, pages: list[int], on_device: torch.Tensor) -> None:
@@ -194,22 +193,27 @@ def _with_drained(allocator: Any, pages: Words, urgent: bool) -> Words:
     """``pages`` and what SGLang takes back of its pending pages, which the host knows by heart."""
     before = dict(allocator._pending_reuse)
     allocator._drain_pending_reuse(urgent=urgent)
+    if not before:
+        return pages
     drained = [
         parked for event, (parked, _) in before.items() if event not in allocator._pending_reuse
     ]
     return np.concatenate((pages, *map(np.array, drained))) if drained else pages
 
 
-def _writes(pool: EnginePool, allocator: Any) -> tuple[Writes | None, bool]:
-    """What the forward in flight writes; and whether there was one that is done by now."""
-    inflight = allocator._inflight_forward
-    if inflight is None:
-        return None, False
+def _writes(pool: EnginePool, allocator: Any) -> tuple[list[torch.Tensor], bool]:
+    """The physical token ids that the forward in flight writes; and whether it is done by now.
+
+    First by the tables of now, where ids freed since read as the sink; then, where the plugin saw
+    the launch, as they were then. None of a forward that is done.
+    """
+    inflight, seen = allocator._inflight_forward, pool.launched
     if inflight[0].query():
-        return None, True
-    seen = pool.launched
-    launched_tokens = seen[1] if seen is not None and seen[0] is inflight else None
-    return Writes(_translate(allocator, inflight[1]), launched_tokens), False
+        return [], True
+    writes = [_translate(allocator, inflight[1])]
+    if seen is not None and seen[0] is inflight:
+        writes.append(seen[1])
+    return writes, False
 
 
 def _translate(allocator: Any, virtual_tokens: torch.Tensor) -> torch.Tensor:
@@ -222,16 +226,13 @@ def _translate(allocator: Any, virtual_tokens: torch.Tensor) -> torch.Tensor:
 
 
 def _hazards(
-    pool: EnginePool, allocator: Any, holes: Words, span: int, writes: Writes
+    pool: EnginePool, allocator: Any, holes: Words, span: int, written: Sequence[Words]
 ) -> tuple[int, Words]:
     """The highest live page that will be written, -1 for none, and the holes that will be."""
     page_size = allocator.pool_page_size
-    written = ascending_depths_host(pool, writes.bound // page_size, span)
-    stop_depth = int(written[-1]) if written.size else -1
-    if writes.launched is None:
-        return stop_depth, _NONE
-    launched = ascending_depths_host(pool, writes.launched // page_size, span)
-    return stop_depth, launched[np.isin(launched, holes, assume_unique=True)]
+    depths = [ascending_depths_host(pool, tokens // page_size, span) for tokens in written]
+    stop_depth = int(depths[0][-1]) if depths[0].size else -1
+    return stop_depth, depths[-1][np.isin(depths[-1], holes, assume_unique=True)]
 
 
 def _trailing(holes: Words, span: int) -> int:

@@ -30,7 +30,6 @@ BACKEND = "auto"
 
 logger = logging.getLogger(__name__)
 
-_ATTRIBUTE = "_kvdefrag_pool"
 _envelope_copies: list[Any] = []
 
 
@@ -115,13 +114,15 @@ HOOKS: dict[str, Callable[..., Any]] = {
 
 def _pool_of(allocator: Any) -> EnginePool | None:
     """What is kept beside ``allocator``; None where SGLang's own code is left to it."""
-    pool: EnginePool | None = vars(allocator).get(_ATTRIBUTE)
-    if pool is not None and pool.serves(allocator):
-        return pool
-    if pool is None and _ATTRIBUTE in vars(allocator):
-        return None
+    try:
+        pool: EnginePool | None = allocator._kvdefrag_pool
+    except AttributeError:
+        pass
+    else:
+        if pool is None or pool.serves(allocator):
+            return pool
     pool = _adopt(allocator)
-    setattr(allocator, _ATTRIBUTE, pool)
+    allocator._kvdefrag_pool = pool
     return pool
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from kvdefrag.kernels.backend import Backend, Operand, choose_backend
+from kvdefrag.kernels.host import all_below
 from kvdefrag.kernels.launch import Words
 from kvdefrag.kernels.record import CORRUPT, RECORD_WORDS
 
@@ -23,6 +24,10 @@ from .survey import check_hole_list
 STAGED_PAGES = 4096
 """Ids for which pinned memory is made up front; it grows with the longest list seen."""
 
+COUNTED_SPAN = 16
+"""Up to this many pages a hole, holes are sorted by marking a flag each: no comparison, and a hole
+that is listed twice shows in the count."""
+
 
 class Envelopes(NamedTuple):
     """The bytes of a pool whose pages are contiguous envelopes from byte 0 of ``buffer`` on."""
@@ -32,17 +37,16 @@ class Envelopes(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """A move batch on the device, int64 each, in a tensor of its own.
+    """A move batch on the device, int64 each, in memory of its own.
 
-    ``sources[i]`` went to ``targets[i]`` and belongs to ``virtual_ids[i]``. ``holes``: the page ids
-    uploaded beside them; ``holes_and_sources``: these and then the sources.
+    ``sources[i]`` went to ``targets[i]`` and belongs to ``virtual_ids[i]``. ``list_with_sources``:
+    the page ids uploaded beside them, and then the sources.
     """
 
     sources: torch.Tensor
     targets: torch.Tensor
     virtual_ids: torch.Tensor
-    holes: torch.Tensor
-    holes_and_sources: torch.Tensor
+    list_with_sources: Operand
 
 
 class EnginePool:
@@ -50,11 +54,12 @@ class EnginePool:
 
     ``launched``: the forward that SGLang has in flight, and the physical token ids that it writes,
     fixed on the device when it was launched, so that a page freed afterwards is still known.
+    ``no_pages``: an empty list of ids.
     """
 
     __slots__ = (
         "_copy_operands", "_p2v", "_reader", "_tables", "_v2p", "backend", "device", "geometry",
-        "launched", "name", "record",
+        "launched", "name", "no_pages", "record",
     )  # fmt: skip
 
     def __init__(self, allocator: Any, envelopes: Envelopes | None, backend: str = "auto") -> None:
@@ -74,6 +79,7 @@ class EnginePool:
         # The rows behind these are sentinels, or out of use since the pool was resized.
         self._v2p: Operand = self.backend.operand(v2p[: allocator.num_virtual_ids])
         self._p2v: Operand = self.backend.operand(p2v[: allocator.num_pages])
+        self.no_pages = torch.empty(0, dtype=torch.int64, device=self.device)
         self._copy_operands: tuple[Operand, int] | None = None
         if envelopes is not None:
             self.backend.check_page_bytes(*envelopes)
@@ -110,7 +116,11 @@ class EnginePool:
         return found
 
     def holes(self, pages: Words, span: int) -> Words:
-        """Turn the pages of a hole list in place into ascending depths; CorruptState if unfit."""
+        """The ascending depths of a hole list, which is used up; CorruptState if it is unfit."""
+        if pages.size > 1 and span <= COUNTED_SPAN * pages.size:
+            depths = _sort_by_counting_host(self.geometry.depth(pages), span)
+            if depths.size == pages.size:
+                return depths
         depths = self.geometry.sort_into_depths(pages)
         try:
             check_hole_list(self.name, self.geometry, depths, span)
@@ -125,26 +135,29 @@ class EnginePool:
         rebinds or, where the pages are no envelopes, rebinds alone. With a bad pair nothing moves:
         on the CPU CorruptState is raised here, elsewhere by the next ``snapshot``.
         """
-        moves, first_source = sources.size, targets.size + holes.size
-        sent = first_source + moves
-        words = torch.empty(sent + moves, dtype=torch.int64, device=self.device)
-        on_host = self.device.type == "cpu"
-        # Fresh pinned memory each time: torch gives it out again once the copy is done.
-        staged = words if on_host else torch.empty(sent, dtype=torch.int64, pin_memory=True)
-        host: Words = staged.numpy()
-        self.geometry.write_pages(targets, host[:moves])
-        self.geometry.write_pages_ascending(holes, host[moves:first_source])
-        self.geometry.write_pages(sources, host[first_source:sent])
-        if not on_host:
-            words[:sent].copy_(staged, non_blocking=True)
+        moves = sources.size
+        list_end = moves + holes.size
+        sent = list_end + moves
+        pinned = None
+        if self.backend.name == "host":
+            words = staged = np.empty(sent + moves, np.int64)
+        else:
+            # Fresh each time: torch gives pinned memory out again once the copy is done.
+            on_gpu = self.device.type == "cuda"
+            pinned = torch.empty(sent, dtype=torch.int64, device="cpu", pin_memory=on_gpu)
+            staged = pinned.numpy()
+            words = torch.empty(sent + moves, dtype=torch.int64, device=self.device)
+        self.geometry.write_pages(targets, staged[:moves])
+        self.geometry.write_pages(sources, staged[list_end:sent])
+        if holes.size:
+            self.geometry.write_pages_ascending(holes, staged[moves:list_end])
+        if pinned is not None:
+            words[:sent].copy_(pinned, non_blocking=True)
         self.backend.host_to_device_copies += 1
+        batch = words[list_end:sent], words[:moves], words[sent:]
         if moves:
-            operand = self.backend.operand(words)
-            self._move_batch(operand[first_source:sent], operand[:moves], operand[sent:])
-        target_pages, hole_pages, source_pages, virtual_ids = torch.split_with_sizes(
-            words, [moves, holes.size, moves, moves]
-        )
-        return Moved(source_pages, target_pages, virtual_ids, hole_pages, words[moves:sent])
+            self._move_batch(*batch)
+        return Moved(*map(self.backend.tensor, batch), words[moves:sent])
 
     def _move_batch(self, sources: Operand, targets: Operand, virtual_ids: Operand) -> None:
         batch = (self._v2p, self._p2v, sources, targets, virtual_ids, self.record.words)
@@ -174,3 +187,12 @@ def ascending_depths_host(pool: EnginePool, pages: Words, span: int) -> Words:
     """The distinct depths of ``pages`` inside a band of ``span`` pages."""
     depths = np.unique(pool.geometry.depth(pages))
     return depths[depths.searchsorted(0) : depths.searchsorted(span)]
+
+
+def _sort_by_counting_host(depths: Words, span: int) -> Words:
+    """``depths`` ascending; fewer if one is twice there or outside a band of ``span`` pages."""
+    if not all_below(depths, span):
+        return depths[:0]
+    is_hole = np.zeros(span, np.bool_)
+    is_hole[depths] = True
+    return is_hole.nonzero()[0]

@@ -8,7 +8,7 @@ import torch
 
 from .worlds import Event, Pair, World
 
-STEPS = 36
+STEPS = 50
 
 
 class Script:
@@ -23,16 +23,15 @@ class Script:
         self.random = Random(seed)
         self.pages: list[int] = []
         self.slots: list[int] = []
-        self.reserved: list[tuple[str, torch.Tensor]] = []
         self.written: dict[int, set[int]] = {}
         self.moves = 0
         self.steps: list[Callable[[], Any]] = [
-            self.alloc, self.alloc, self.free, self.free, self.free_window, self.take_slots,
-            self.free_slots, self.flush_all, self.flush_idle, self.flush_urgent, self.launch,
-            self.fire, self.gate, self.cap, self.transfer, self.reserve, self.clear,
+            self.alloc, self.free, self.free_window, self.take_slots, self.free_slots,
+            self.flush_all, self.flush_idle, self.flush_idle, self.flush_urgent, self.launch,
+            self.launch, self.fire, self.gate, self.cap, self.transfer, self.reserve, self.clear,
         ]  # fmt: skip
         self.weights = [self.random.choice((0, 1, 1, 2, 4)) for _ in self.steps]
-        self.weights[0] = self.weights[2] = 3
+        self.weights[0] = self.weights[1] = 4
         self.weights[-1] = 0.1
 
     def run(self) -> int:
@@ -40,12 +39,15 @@ class Script:
         self.fill()
         for _ in range(STEPS):
             self.random.choices(self.steps, self.weights)[0]()
-        self.pair.stock.gate_open = self.pair.plugged.gate_open = True
+            if self.random.random() < 0.3:
+                self.turn_gate(True)
         self.flush_urgent()
         return self.moves
 
     def fill(self) -> None:
         """Start crowded, so that flushes find something and allocations run short."""
+        for _ in range(6):
+            self.take_slots()
         for share in (2, 3):
             self.take(self.pair.stock.composite.available_size() // self.page_size // share)
 
@@ -91,7 +93,7 @@ class Script:
 
     def take_slots(self) -> None:
         if "mamba_allocator" in self.pair.stock.members:
-            count = self.random.choice((1, 2, 5))
+            count = self.random.choice((1, 2, 3))
             slots = self.pair(lambda world: world.members["mamba_allocator"].alloc(count))
             if slots is not None:
                 self.slots += slots.tolist()
@@ -99,7 +101,7 @@ class Script:
 
     def free_slots(self) -> None:
         if self.slots:
-            slots = self.some(self.slots)
+            slots = self.random.sample(self.slots, -(-len(self.slots) // 3))
             self.slots = [slot for slot in self.slots if slot not in slots]
             self.pair(lambda world: world.members["mamba_allocator"].free(torch.tensor(slots)))
 
@@ -152,8 +154,11 @@ class Script:
         self.written = {at: pages for at, pages in self.written.items() if at >= heard}
 
     def gate(self) -> None:
-        is_open = self.random.random() < 0.6
+        self.turn_gate(False)
+        self.flush_idle()
+        self.flush_urgent()
 
+    def turn_gate(self, is_open: bool) -> None:
         def turn(world: World) -> None:
             world.gate_open = is_open
 
@@ -179,17 +184,14 @@ class Script:
 
     def reserve(self) -> None:
         """A load from the host holds physical pages; nothing moves until they are given back."""
-        if self.reserved:
-            name, tokens = self.reserved.pop()
-            self.pair(lambda world: world.ends[name].cancel_physical_reservation(tokens))
-            return
         name = self.end()
-        tokens = self.pair(
-            lambda world: world.ends[name].alloc_physical(world.ends[name].page_size)
-        )
+        size = self.pair.stock.ends[name].page_size
+        tokens = self.pair(lambda world: world.ends[name].alloc_physical(size))
+        self.flush_idle()
+        self.flush_urgent()
         if tokens is not None:
-            self.reserved.append((name, tokens))
+            self.pair(lambda world: world.ends[name].cancel_physical_reservation(tokens))
 
     def clear(self) -> None:
-        self.pages, self.slots, self.reserved, self.written = [], [], [], {}
+        self.pages, self.slots, self.written = [], [], {}
         self.pair(lambda world: world.composite.clear())

@@ -1,4 +1,4 @@
-"""Two pools side by side over real CPU memory: one run by SGLang's own code, one with the plugin."""
+"""Two pools side by side over real CPU memory: one run by SGLang alone, one with the plugin."""
 
 import warnings
 from collections.abc import Callable, Iterator
