@@ -111,12 +111,15 @@ class BandGeometry:
         """Depth of physical page ``page``, for one page or an array."""
         return page - self.origin if self.step == 1 else self.origin - page
 
+    def into_depths(self, pages: Words) -> Words:
+        """Turn ``pages`` in place into their depths; returns them."""
+        if self.step == 1:
+            return np.subtract(pages, self.origin, out=pages)
+        return np.subtract(self.origin, pages, out=pages)
+
     def sort_into_depths(self, pages: Words) -> Words:
         """Turn ``pages`` in place into their depths, ascending; returns them."""
-        if self.step == 1:
-            np.subtract(pages, self.origin, out=pages)
-        else:
-            np.subtract(self.origin, pages, out=pages)
+        self.into_depths(pages)
         if pages.size > 1:
             pages.sort()
         return pages

@@ -117,11 +117,13 @@ class EnginePool:
 
     def holes(self, pages: Words, span: int) -> Words:
         """The ascending depths of a hole list, which is used up; CorruptState if it is unfit."""
-        if pages.size > 1 and span <= COUNTED_SPAN * pages.size:
-            depths = _sort_by_counting_host(self.geometry.depth(pages), span)
-            if depths.size == pages.size:
-                return depths
-        depths = self.geometry.sort_into_depths(pages)
+        depths = self.geometry.into_depths(pages)
+        if depths.size > 1:
+            if span <= COUNTED_SPAN * depths.size:
+                counted = _sort_by_counting_host(depths, span)
+                if counted.size == depths.size:
+                    return counted
+            depths.sort()
         try:
             check_hole_list(self.name, self.geometry, depths, span)
         except ValueError as finding:
@@ -139,6 +141,7 @@ class EnginePool:
         list_end = moves + holes.size
         sent = list_end + moves
         pinned = None
+        words: Operand
         if self.backend.name == "host":
             words = staged = np.empty(sent + moves, np.int64)
         else:
@@ -154,10 +157,11 @@ class EnginePool:
         if pinned is not None:
             words[:sent].copy_(pinned, non_blocking=True)
         self.backend.host_to_device_copies += 1
-        batch = words[list_end:sent], words[:moves], words[sent:]
+        source_pages, target_pages, owners = words[list_end:sent], words[:moves], words[sent:]
         if moves:
-            self._move_batch(*batch)
-        return Moved(*map(self.backend.tensor, batch), words[moves:sent])
+            self._move_batch(source_pages, target_pages, owners)
+        tensor = self.backend.tensor
+        return Moved(tensor(source_pages), tensor(target_pages), tensor(owners), words[moves:sent])
 
     def _move_batch(self, sources: Operand, targets: Operand, virtual_ids: Operand) -> None:
         batch = (self._v2p, self._p2v, sources, targets, virtual_ids, self.record.words)
