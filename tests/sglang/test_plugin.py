@@ -199,12 +199,16 @@ def test_a_pool_that_cannot_be_served_stays_with_sglang(
 
 
 def test_a_resized_pool_is_taken_up_anew() -> None:
+    def use(member, slots: int) -> int:
+        member._set_capacity(slots)
+        tokens = member.alloc(20 * 4)
+        member.free(tokens.view(20, 4)[::2].reshape(-1))
+        return member._flush(urgent=True)
+
     worlds = [World("two pools", 4, methods) for methods in (STOCK, WITH_PLUGIN)]
     for world in worlds:
         member = world.ends[FULL]
-        world.run(lambda world, member=member: member._flush(urgent=True))
-        member._set_capacity(member.max_slots - 40)
-        tokens = world.run(lambda world, member=member: member.alloc(20 * 4))
-        world.run(lambda world, tokens=tokens, member=member: member.free(tokens[:24]))
-        world.run(lambda world, member=member: member._flush(urgent=True))
+        slots = member.max_slots
+        for size in (slots - 40, slots):
+            assert world.run(lambda world, member=member, size=size: use(member, size)) > 0
     assert differences(worlds[0].state(), worlds[1].state()) == []
