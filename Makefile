@@ -4,6 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TORCH ?= 2.13.0
 TRITON ?=
 WORKERS ?= 2
+SGLANG ?= 0.5.23
 GPU_PYTHON ?= python3
 GPU_CHECK ?=
 SOAK ?=
@@ -21,13 +22,18 @@ PYTHON_STAMP := $(VENV)/.python
 TORCH_STAMP := $(VENV)/.torch-$(TORCH)
 TRITON_STAMP := $(VENV)/.triton-$(or $(TRITON),newest)
 REQUIREMENTS := $(VENV)/requirements.txt
+SGLANG_VENV := .venv-sglang
+SGLANG_PIP := $(SGLANG_VENV)/bin/python -m pip --disable-pip-version-check --quiet
+SGLANG_STAMP := $(SGLANG_VENV)/.sglang-$(SGLANG)-torch-$(TORCH)-triton-$(or $(TRITON),newest)
+EDITABLE := --editable . --no-deps --no-build-isolation --config-settings editable_mode=strict
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install demo test kernel-test lint types soak bench report report-test gpu-check clean
+.PHONY: install-sglang test-sglang bench-sglang
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(PYTHON_STAMP):
 	$(PYTHON) -m venv $(VENV)
@@ -54,7 +60,7 @@ $(REQUIREMENTS): pyproject.toml $(TRITON_STAMP)
 
 # Repeated on every call: a strict editable install does not see new files.
 install: $(REQUIREMENTS)
-	$(PIP) install --editable . --no-deps --no-build-isolation --config-settings editable_mode=strict
+	$(PIP) install $(EDITABLE)
 
 demo: install  ## replay an hour of generated chat traffic, every byte checked
 	$(BIN)/python -m kvdefrag.perf replay
@@ -99,10 +105,29 @@ report-test: install  ## the page of report in a headless Chromium; pictures in 
 	@mkdir -p build
 	$(BIN)/pytest tests/perf/test_report_in_browser.py --basetemp build/report-test
 
+# A virtual environment of its own: SGLang pins what it depends on.
+$(SGLANG_STAMP): tests/sglang/requirements.txt
+	$(PYTHON) -m venv $(SGLANG_VENV)
+	$(SGLANG_PIP) install torch==$(TORCH)
+	$(SGLANG_PIP) install $(if $(TRITON),triton==$(TRITON),--upgrade triton)
+	$(SGLANG_PIP) install --requirement tests/sglang/requirements.txt
+	$(SGLANG_PIP) install --no-deps sglang==$(SGLANG)
+	@rm -f $(SGLANG_VENV)/.sglang-*
+	@touch $@
+
+install-sglang: $(SGLANG_STAMP)
+	$(SGLANG_PIP) install $(EDITABLE)
+
+test-sglang: install-sglang  ## the plugin beside SGLang's own allocator, state and bytes compared
+	TRITON_INTERPRET=1 $(SGLANG_VENV)/bin/pytest tests/sglang --numprocesses $(WORKERS) --dist worksteal
+
+bench-sglang: install-sglang  ## host time of SGLang's flushes with and without the plugin
+	$(SGLANG_VENV)/bin/pytest tests/sglang/bench_flush.py
+
 # Installs nothing: it takes the torch and triton of GPU_PYTHON. Options go into GPU_CHECK.
 gpu-check:  ## check and time the kernels on the GPU at hand
 	PYTHONSAFEPATH=1 $(GPU_PYTHON) perf/gpu_check.py $(GPU_CHECK)
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf $(VENV) $(SGLANG_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -133,12 +133,15 @@ class BandGeometry:
         """Depth of physical page ``page``, for one page or an array."""
         return page - self.origin if self.step == 1 else self.origin - page
 
+    def into_depths(self, pages: Words) -> Words:
+        """Turn ``pages`` in place into their depths; returns them."""
+        if self.step == 1:
+            return np.subtract(pages, self.origin, out=pages)
+        return np.subtract(self.origin, pages, out=pages)
+
     def sort_into_depths(self, pages: Words) -> Words:
         """Turn ``pages`` in place into their depths, ascending; returns them."""
-        if self.step == 1:
-            np.subtract(pages, self.origin, out=pages)
-        else:
-            np.subtract(self.origin, pages, out=pages)
+        self.into_depths(pages)
         if pages.size > 1:
             pages.sort()
         return pages
@@ -149,6 +152,10 @@ class BandGeometry:
             np.add(depths, self.origin, out=out)
         else:
             np.subtract(self.origin, depths, out=out)
+
+    def write_pages_ascending(self, depths: Words, out: Words) -> None:
+        """Write the physical page ids at ascending ``depths`` into ``out``, in ascending order."""
+        self.write_pages(depths[:: self.step], out)
 
     def edges(self, span: int) -> tuple[int, int]:
         """The lower and the upper end, in bytes, of a band of ``span`` pages, one at least."""

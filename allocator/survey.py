@@ -11,6 +11,7 @@ from kvdefrag.kernels.launch import Words
 
 from .band import Band
 from .faults import UsageError
+from .geometry import BandGeometry
 from .hazards import Forward, PageSet, Pending
 
 _NONE: Words = np.empty(0, np.int64)
@@ -68,15 +69,16 @@ def survey(
     ``forwards``: those whose writes must be kept out of the way. Raises ValueError with the finding
     if the hole list is not what ``unbind`` wrote.
     """
-    holes = band.geometry.sort_into_depths(pages)
+    geometry, name = band.geometry, band.spec.name
+    holes = geometry.sort_into_depths(pages)
     hazards = band.hazards
     if not (hazards.pending or hazards.leases or forwards):
-        _check_list(band, holes)
+        check_hole_list(name, geometry, holes, band.span)
         return Survey(holes)
     if ready:
         holes = np.concatenate((holes, *(in_band(band, each.page_set) for each in ready)))
         holes.sort()
-    _check_list(band, holes)
+    check_hole_list(name, geometry, holes, band.span)
     kept = [in_band(band, each.page_set) for each in hazards.pending if each not in ready]
     stop_depth, stop_reason = -1, ""
     for lease in hazards.leases:
@@ -100,17 +102,18 @@ def survey(
     )
 
 
-def _check_list(band: Band, depths: Words) -> None:
+def check_hole_list(name: str, geometry: BandGeometry, depths: Words, span: int) -> None:
+    """Raise ValueError unless ascending ``depths`` are distinct and in a band of ``span`` pages."""
     if depths.size > 1:
         duplicate = depths[1:] == depths[:-1]
         if np.count_nonzero(duplicate):
-            page = band.geometry.page(int(depths[duplicate.argmax()]))
-            raise ValueError(f"pool {band.spec.name!r}: page {page} is twice in the hole list")
+            page = geometry.page(int(depths[duplicate.argmax()]))
+            raise ValueError(f"pool {name!r}: page {page} is twice in the hole list")
     for depth in (depths.item(0), depths.item(-1)) if depths.size else ():
-        if not 0 <= depth < band.span:
+        if not 0 <= depth < span:
             raise ValueError(
-                f"pool {band.spec.name!r}: page {band.geometry.page(depth)} is in the hole list "
-                f"but outside the band of {band.span} pages"
+                f"pool {name!r}: page {geometry.page(depth)} is in the hole list "
+                f"but outside the band of {span} pages"
             )
 
 
