@@ -278,3 +278,16 @@ def test_freed_under_a_lease(backend):
     lease.release()
     assert rig.holes() == 4
     rig.arena.check(deep=True)
+
+
+def test_pages_come_back_again_and_again(backend):
+    """Marks of earlier calls do not count, also where their numbers start over."""
+    rig = rig_of(backend, 9, 4)
+    rig.pool._band.table._serial = 2**31 - 4
+    for number in range(6):
+        tokens = rig.pool.alloc_tokens(32).view(8, 4)
+        ids = (tokens.flip(0) if number % 2 else tokens).reshape(-1)
+        rig.pool.free_tokens(ids, 8)
+        rig.arena.check(deep=True)
+        assert rig.pool.live_pages == 0
+    assert rig.pool._band.table._serial == 3
