@@ -215,14 +215,12 @@ class Arena:
         The way on after a CorruptState: afterwards every invariant holds and calls work again.
         Pending and leased pages keep their state. A page whose owner the tables do not agree on is
         listed in the report, not guessed at: it and its ids are set aside until
-        ``report.release()``. Bytes that are gone do not come back. The stream waits for the
-        forwards in flight, then the host for the device. Raises CorruptState if two pools claim
-        the same bytes.
+        ``report.release()``. Bytes that are gone do not come back. Waits for the device, and
+        where a pool is rebuilt the stream waits for the forwards in flight. Raises CorruptState if
+        two pools claim the same bytes.
         """
         shared = self._shared
-        # The frontiers may retreat over pages that a forward still writes.
-        shared.hazards.wait(())
-        return repair(self._bands, shared.record, shared.backend, self.total_bytes)
+        return repair(self._bands, shared.record, shared.backend, shared.hazards, self.total_bytes)
 
     def clear(self) -> None:
         """Every page free, tables, lists and fault record as new. The bytes stay.

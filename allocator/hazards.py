@@ -196,23 +196,26 @@ class Hazards:
 
     def wait(self, pending: Iterable[Pending]) -> None:
         """``wait_for``, and for every forward in flight: none is in the way from here on."""
+        self.wait_for(pending, distinct_fences(self._forwards))
         # What comes next on the stream comes after them.
-        forwards, self._forwards = self._forwards, []
-        self.wait_for(pending, distinct_fences(forwards))
+        self._forwards = []
 
     def wait_for(self, pending: Iterable[Pending], fences: Iterable[Fence] = ()) -> None:
         """Make the stream wait once for each of ``fences`` and of those of ``pending``.
 
         The pending pages have no fences left then.
         """
+        waiting = list(pending)
         distinct = {id(fence): fence for fence in fences}
-        for each in pending:
+        for each in waiting:
             distinct.update((id(fence), fence) for fence in each.fences)
-            each.fences.clear()
         for fence in distinct.values():
             if not fence.query():
                 fence.wait()
                 self.fence_waits += 1
+        # Not before all of them have been waited for: a fence that raises is not forgotten.
+        for each in waiting:
+            each.fences.clear()
 
     def block(self, reason: str) -> MoveBlock:
         """Keep all pages where they are until the handle is released."""

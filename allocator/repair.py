@@ -15,7 +15,7 @@ from kvdefrag.kernels.launch import Words
 
 from .band import Band
 from .faults import FaultRecord
-from .hazards import Handle, PageSet, Pending
+from .hazards import Handle, Hazards, PageSet, Pending
 from .invariants import all_violations, band_violations
 from .rebuild import host_words, rebuild, write_words
 
@@ -76,15 +76,26 @@ class RepairReport:
 
 
 def repair(
-    bands: Sequence[Band], record: FaultRecord, backend: Backend, total_bytes: int
+    bands: Sequence[Band],
+    record: FaultRecord,
+    backend: Backend,
+    hazards: Hazards,
+    total_bytes: int,
 ) -> RepairReport:
     """Rebuild every band from its tables, clear the fault record, and report.
 
     Raises CorruptState, and leaves the arena stopped, if the bands still violate an invariant:
     then two pools claim the same bytes.
     """
+    found = [tuple(band_violations(band)) for band in bands]
+    if any(found):
+        # The frontiers may retreat over pages that a forward still writes.
+        hazards.wait(())
     aside = Handle("the report", lambda handle: _give_back(bands, backend, handle))
-    pools = {band.spec.name: _repair_band(band, backend, aside) for band in bands}
+    pools = {
+        band.spec.name: _repair_band(band, backend, aside, violations)
+        for band, violations in zip(bands, found, strict=True)
+    }
     violations = all_violations(bands, total_bytes)
     if violations:
         raise record.stop(violations)
@@ -92,9 +103,10 @@ def repair(
     return RepairReport(pools, aside)
 
 
-def _repair_band(band: Band, backend: Backend, aside: Handle) -> PoolRepair:
+def _repair_band(
+    band: Band, backend: Backend, aside: Handle, violations: tuple[str, ...]
+) -> PoolRepair:
     before = _counts(band)
-    violations = tuple(band_violations(band))
     if not violations:
         return PoolRepair((), before, before, 0, ())
     v2p = host_words(band.table.virtual_to_physical).copy()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvdefrag import Arena, CorruptState, PoolSpec
-from kvdefrag.allocator import compactor
+from kvdefrag.allocator import limits
 from kvdefrag.allocator.plan import MovePlan
 from kvdefrag.allocator.testing import stamp_pages, wrong_pages
 
@@ -31,7 +31,7 @@ def test_overlapping_pages_are_named(
     ids = pool.alloc(8)
     stamp_pages(pool, ids)
     pool.free(ids[:2])
-    monkeypatch.setattr(compactor, "plan_moves", overlapping)
+    monkeypatch.setattr(limits, "plan_moves", overlapping)
     with pytest.raises(CorruptState, match=f"pool 'a': {message} of one move batch"):
         pool.flush()
     assert wrong_pages(pool, ids[2:]) == []

@@ -202,12 +202,13 @@ def test_pools_that_claim_the_same_bytes_are_no_guess(backend):
     assert guards_intact(rig.tables)
 
 
-def test_forward_in_flight_is_known_after_a_repair(backend):
+def test_a_repair_lets_the_stream_wait_for_forwards(backend):
     rig = DamagedRig(backend, 1)
     fence = ManualFence()
     rig.arena.forward_launched(fence, {"A": [11]})
+    rig.arena.repair()
+    assert fence.waits == 0  # nothing was wrong
     rig.pool._band.holes.buffer[rig.pool._band.holes.head] = -3
     rig.arena.repair()
-    assert rig.flush("A").stopped_by == "forward"
-    fence.finish()
+    assert fence.waits == 1
     assert rig.flush("A").moves == 2
