@@ -166,7 +166,10 @@ class Arena:
             written[pools[name].index].append(pools[name].places_of(ids))
         for name, ids in tokens.items():
             written[pools[name].index].append(pools[name].places_of_tokens(ids))
-        shared.hazards.launched(Forward(fence, written))
+        free_calls = {
+            band.index: band.hazards.free_calls for band in self._bands if written[band.index]
+        }
+        shared.hazards.launched(Forward(fence, written, free_calls))
 
     def free_group(self, page_counts: Mapping[str, int] | None = None) -> FreeGroup:
         """A context manager that collects frees of all pools and applies them when it ends.
@@ -225,8 +228,11 @@ class Arena:
     def clear(self) -> None:
         """Every page free, tables, lists and fault record as new. The bytes stay.
 
-        The stream waits for the forwards in flight. Raises UsageError while pages are leased.
+        The stream waits for the forwards in flight. Raises UsageError while pages are leased or a
+        free group is open.
         """
+        if self._shared.groups:
+            raise UsageError("clear: a free group is open")
         for band in self._bands:
             if band.hazards.leases:
                 raise UsageError(

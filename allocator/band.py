@@ -139,6 +139,7 @@ class Band:
             leased = self._pending_on(leases, page_count)
             pages, pages_end = leased.words, leased.count
         launch(pages, pages_end, self._record.next_call_tag(self.index, operation, page_count))
+        self.hazards.free_calls += 1
         if leases:
             leased.listed(page_count)
         else:

@@ -121,9 +121,16 @@ class Compactor:
             raise failed
 
     def check_record(self) -> None:
-        """Read the device record back and raise what it holds."""
-        words, _ = self._reader.read((), ())
-        raise_faults(words, self._record, self._backend, self.bands)
+        """Read the device record back and raise what it holds, and leases of unknown ids."""
+        unread = [unread_sets(band, ()) for band in self.bands]
+        sets = [page_set for page_sets in unread for page_set in page_sets]
+        record, found = self._reader.read(
+            [each.pages for each in sets], [each.count for each in sets]
+        )
+        raise_faults(record, self._record, self._backend, self.bands)
+        words = iter(found)
+        for band, page_sets in zip(self.bands, unread, strict=True):
+            take_over(band, page_sets, words)
 
     def _plan(
         self,

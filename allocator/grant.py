@@ -51,9 +51,12 @@ def hand_out(
 ) -> torch.Tensor:
     """What ``launch(take, call_tag)`` returns, which binds ``page_count`` pages known to fit.
 
-    A second launch right behind it zeroes the pages, where the pool wants that.
+    A second launch right behind it zeroes the pages, where the pool wants that. Before it the
+    stream waits for forwards that may still write one of the holes that it hands out.
     """
     take, growth = band.take(page_count, shared.capacity.gap(band), low_first)
+    if band.spec.zero_on_alloc and take.head_count + take.newer_count:
+        shared.hazards.wait_for_late_writes(band.index, band.hazards.free_calls)
     found = launch(take, shared.record.next_call_tag(band.index, operation, page_count))
     if band.spec.zero_on_alloc and page_count:
         table = band.table

@@ -73,8 +73,12 @@ class FreeGroup:
 
     def __exit__(self, error: object, *rest: object) -> None:
         self._shared.groups.clear()
-        if error is None:
-            self._apply()
+        try:
+            if error is None:
+                self._apply()
+        finally:
+            # A group that is opened once more starts from nothing.
+            self._calls, self._seen = {}, {}
 
     def add(
         self,
@@ -86,7 +90,8 @@ class FreeGroup:
     ) -> None:
         """Note a free of ``page_count`` pages. ``whole``: it names each of them once.
 
-        With ``debug=True`` raises UsageError if pages come twice, unless all calls name tokens.
+        With ``debug=True`` raises UsageError if pages come twice, unless all calls name tokens or
+        ``page_counts`` says how many pages there are.
         """
         if self._shared.debug:
             self._look(band, token_ids, page_size, whole)
@@ -97,7 +102,7 @@ class FreeGroup:
         seen = self._seen.setdefault(band.index, {})
         pages = host_pages(token_ids, page_size)
         for index, page in enumerate(pages):
-            if page in seen and (whole or seen[page]):
+            if page in seen and (whole or seen[page]) and band.spec.name not in self._page_counts:
                 raise UsageError(
                     f"virtual_ids[{index}]: id {page} of pool {band.spec.name!r} is there twice "
                     f"in this group"

@@ -53,10 +53,14 @@ class PageSet:
 
 
 class Forward(NamedTuple):
-    """A forward in flight: its fence, and the pages that it will write by pool index."""
+    """A forward in flight: its fence, and the pages that it will write by pool index.
+
+    ``free_calls``: how many frees each of these pools had seen when it was launched.
+    """
 
     fence: Fence
     written: dict[int, list[PageSet]]
+    free_calls: dict[int, int]
 
 
 class Pending(NamedTuple):
@@ -115,11 +119,12 @@ class Lease(Handle):
 
 
 class BandHazards:
-    """The pending pages and the leases of one band."""
+    """The pending pages and the leases of one band; ``free_calls``: frees that it has seen."""
 
-    __slots__ = ("leases", "pending")
+    __slots__ = ("free_calls", "leases", "pending")
 
     def __init__(self) -> None:
+        self.free_calls = 0
         self.leases: list[Lease] = []
         self.pending: list[Pending] = []
 
@@ -217,6 +222,20 @@ class Hazards:
         for each in waiting:
             each.fences.clear()
 
+    def wait_for_late_writes(self, pool_index: int, free_calls: int) -> None:
+        """Make the stream wait for forwards that may write a page which was freed meanwhile.
+
+        ``free_calls``: the frees that the pool has seen by now.
+        """
+        late = [
+            forward
+            for forward in self.outstanding()
+            if forward.free_calls.get(pool_index, free_calls) != free_calls
+        ]
+        self.wait_for((), distinct_fences(late))
+        ended = {id(forward) for forward in late}
+        self._forwards = [each for each in self._forwards if id(each) not in ended]
+
     def block(self, reason: str) -> MoveBlock:
         """Keep all pages where they are until the handle is released."""
         if not isinstance(reason, str) or not reason:
@@ -234,6 +253,6 @@ def distinct_fences(forwards: Sequence[Forward]) -> list[Fence]:
 def require_fence(fence: Fence) -> Fence:
     """``fence``; UsageError unless it can be queried and waited for."""
     for name in ("query", "wait"):
-        if not callable(getattr(fence, name, None)):
+        if isinstance(fence, type) or not callable(getattr(fence, name, None)):
             raise UsageError(f"fence: expected query() and wait(), got {fence!r}")
     return fence

@@ -170,7 +170,8 @@ class MultiEndedAllocator(TokenCalls):
         reused, also after they are freed. Until the release every flush stops at the highest
         leased page, pages freed in this pool stay pending, and neighbours have the room beyond
         this pool's present span only. A context manager. An id that is not allocated pins nothing
-        and is a UsageError at the next flush that finds holes, with ``debug=True`` here. One
+        and is a UsageError at the next flush that finds holes or at ``arena.check()``, with
+        ``debug=True`` here. One
         launch.
         """
         band, shared = self._band, self._shared

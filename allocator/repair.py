@@ -92,10 +92,11 @@ def repair(
         # The frontiers may retreat over pages that a forward still writes.
         hazards.wait(())
     aside = Handle("the report", lambda handle: _give_back(bands, backend, handle))
-    pools = {
-        band.spec.name: _repair_band(band, backend, aside, violations)
-        for band, violations in zip(bands, found, strict=True)
-    }
+    regions = [_region(band, bool(wrong)) for band, wrong in zip(bands, found, strict=True)]
+    pools = {}
+    for band, wrong in zip(bands, found, strict=True):
+        room = _room(band, bands, regions, total_bytes)
+        pools[band.spec.name] = _repair_band(band, backend, aside, wrong, room)
     violations = all_violations(bands, total_bytes)
     if violations:
         raise record.stop(violations)
@@ -103,8 +104,39 @@ def repair(
     return RepairReport(pools, aside)
 
 
+def _region(band: Band, is_wrong: bool) -> tuple[int, int] | None:
+    """The bytes that are certainly the band's, as far as its tables can be trusted."""
+    if not is_wrong:
+        return band.geometry.edges(band.span) if band.span else None
+    v2p = host_words(band.table.virtual_to_physical)
+    p2v = host_words(band.table.physical_to_virtual)
+    pages = v2p[_sound_ids(band, v2p, p2v)]
+    page_bytes = band.spec.page_bytes
+    return (
+        (int(pages.min()) * page_bytes, int(pages.max() + 1) * page_bytes) if pages.size else None
+    )
+
+
+def _room(
+    band: Band,
+    bands: Sequence[Band],
+    regions: Sequence[tuple[int, int] | None],
+    total_bytes: int,
+) -> tuple[int, int]:
+    """The bytes between what is certainly of the bands below and of those above."""
+    chain = sorted(bands, key=lambda each: each.geometry.rank)
+    place = chain.index(band)
+    low = max([0, *(region[1] for each in chain[:place] if (region := regions[each.index]))])
+    above = (region[0] for each in chain[place + 1 :] if (region := regions[each.index]))
+    return low, min([total_bytes, *above])
+
+
 def _repair_band(
-    band: Band, backend: Backend, aside: Handle, violations: tuple[str, ...]
+    band: Band,
+    backend: Backend,
+    aside: Handle,
+    violations: tuple[str, ...],
+    room: tuple[int, int],
 ) -> PoolRepair:
     before = _counts(band)
     if not violations:
@@ -120,8 +152,11 @@ def _repair_band(
     if changed_rows:
         band.table.virtual_to_physical.copy_(torch.from_numpy(settled_v2p))
         band.table.physical_to_virtual.copy_(torch.from_numpy(settled_p2v))
-    _set_aside(band, backend, ambiguous, aside)
-    _set_frontier(band, settled_p2v)
+    kept = _kept_pages(band, settled_p2v)
+    _set_aside(band, backend, ambiguous, aside, room)
+    _set_frontier(band, kept)
+    last_id = max([0, *settled_p2v.tolist(), *band.ids.set_aside])
+    band.ids.next_fresh = max(band.ids.next_fresh, last_id + 1)
     rebuild(band, backend)
     return PoolRepair(violations, before, _counts(band), int(changed_rows), tuple(ambiguous))
 
@@ -155,14 +190,23 @@ def _ambiguous_pages(v2p: Words, p2v: Words, sound: Words) -> list[AmbiguousPage
 
 
 def _set_aside(
-    band: Band, backend: Backend, ambiguous: Sequence[AmbiguousPage], aside: Handle
+    band: Band,
+    backend: Backend,
+    ambiguous: Sequence[AmbiguousPage],
+    aside: Handle,
+    room: tuple[int, int],
 ) -> None:
-    """Keep ambiguous pages and ids out of use until ``aside`` ends, leased pages for longer."""
+    """Keep ambiguous pages and ids out of use until ``aside`` ends, leased pages for longer.
+
+    A page that reaches into what is certainly another pool's is listed, no more.
+    """
     named = {virtual_id for entry in ambiguous for virtual_id in entry.virtual_ids}
     ids = sorted(virtual_id for virtual_id in named if 1 <= virtual_id <= band.ids.capacity)
     band.ids.set_aside.update(dict.fromkeys(ids, aside))
     pages = np.array([entry.page for entry in ambiguous], dtype=np.int64)
+    page_bytes = band.spec.page_bytes
     pages = pages[_within_reach(band, pages)]
+    pages = pages[(pages * page_bytes >= room[0]) & ((pages + 1) * page_bytes <= room[1])]
     if pages.size:
         device = band.table.virtual_to_physical.device
         page_set = PageSet(backend.operand(torch.from_numpy(pages).to(device)), pages.size)
@@ -174,16 +218,20 @@ def _set_aside(
         hazards.pending.insert(0, Pending(page_set, list(fences.values()), holders))
 
 
-def _set_frontier(band: Band, p2v: Words) -> None:
-    """The band ends behind its topmost live or pending page; ids up to the last used are known."""
+def _kept_pages(band: Band, p2v: Words) -> Words:
+    """The pages that are certainly live, and those that are pending."""
     kept = [np.flatnonzero(p2v > 0)]
     for pending in band.hazards.pending:
         page_set = pending.page_set
         pages = host_words(page_set.pages) if page_set.seen is None else page_set.seen
         kept.append(pages[_within_reach(band, pages)])
-    band.span = band.geometry.cover(np.concatenate(kept))
-    last_id = max([0, *p2v.tolist(), *band.ids.set_aside])
-    band.ids.next_fresh = max(band.ids.next_fresh, last_id + 1)
+    return np.concatenate(kept)
+
+
+def _set_frontier(band: Band, kept: Words) -> None:
+    """The band ends behind its topmost page; ids up to the last used are known."""
+    aside = [each.page_set.seen for each in band.hazards.pending if each.page_set.seen is not None]
+    band.span = band.geometry.cover(np.concatenate((kept, *aside)))
 
 
 def _within_reach(band: Band, pages: Words) -> npt.NDArray[np.bool_]:

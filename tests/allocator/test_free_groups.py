@@ -162,3 +162,43 @@ def test_debug_checks_the_count_of_a_group(backend):
     assert state_of(rig.arena) == before
     grouped(rig, *calls, counts={"a": 3})
     assert rig.pool.live_pages == 5
+
+
+def test_a_group_that_is_opened_again_starts_from_nothing(backend):
+    rig = Rig.of(backend, 9)
+    ids = rig.pool.alloc(4)
+    group = rig.arena.free_group()
+    with group:
+        rig.pool.free(ids[:1])
+    again = rig.pool.alloc(1)
+    with group:
+        rig.pool.free(ids[1:2])
+    with pytest.raises(KeyError), group:  # noqa: PT012
+        rig.pool.free(ids[2:])
+        raise KeyError
+    with group:
+        pass
+    assert rig.pool.live_pages == 3
+    assert rig.pool.translate(again).item() > 0
+    rig.arena.check(deep=True)
+
+
+def test_nothing_is_cleared_under_an_open_group(backend):
+    rig = Rig.of(backend, 9)
+    ids = rig.pool.alloc(4)
+    with rig.arena.free_group():
+        rig.pool.free(ids[:2])
+        with pytest.raises(UsageError, match="clear: a free group is open"):
+            rig.arena.clear()
+    assert rig.pool.live_pages == 2
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_stated_count_allows_pages_that_come_twice(backend, debug):
+    rig = Rig.of(backend, 9, page_size=4, debug=debug)
+    ids = rig.pool.alloc(4)
+    with rig.arena.free_group({"a": 2}):
+        rig.pool.free(ids[:2])
+        rig.pool.free_token_run(torch.arange(4, 8))
+    assert rig.pool.live_pages == 2
+    rig.arena.check(deep=True)

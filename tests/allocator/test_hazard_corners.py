@@ -1,8 +1,10 @@
 """Corners that random calls seldom reach, in a world that judges every step."""
 
 import pytest
+import torch
 
-from kvdefrag import PoolSpec
+from kvdefrag import Arena, PoolSpec, UsageError
+from kvdefrag.allocator.testing import ManualFence
 
 from .formula import Layout
 from .world import World
@@ -105,3 +107,36 @@ def test_a_repair_leaves_a_sound_pool_and_its_pending_pages_alone(world):
     world.check()
     world.drain()
     ends_well(world)
+
+
+def test_a_bad_lease_is_named_by_a_check(backend):
+    arena = Arena(200, [PoolSpec("a", 8)], device="cpu", backend=backend)
+    lease = arena["a"].lease(torch.tensor([7]))
+    with pytest.raises(UsageError, match="names an id that was not allocated"):
+        arena.check()
+    assert arena.check() is None
+    lease.release()
+
+
+def test_a_class_is_no_fence(backend):
+    arena = Arena(200, [PoolSpec("a", 8)], device="cpu", backend=backend)
+    with pytest.raises(UsageError, match="fence: expected query"):
+        arena.forward_launched(ManualFence)
+
+
+@pytest.mark.parametrize("grows", ["up", "float"])
+@pytest.mark.parametrize("row", ["of a live id", "of a free id", "of a page"])
+def test_a_row_that_names_a_neighbours_page_is_listed_no_more(backend, grows, row):
+    specs = [PoolSpec("a", 16, grows=grows), PoolSpec("b", 16, grows="down")]
+    arena = Arena(1024, specs, device="cpu", backend=backend)
+    arena["a"].alloc(8)
+    page = int(arena["b"].translate(arena["b"].alloc(8)[:1]))
+    if row == "of a page":
+        arena["a"].physical_to_virtual[page] = 3
+    else:
+        arena["a"].virtual_to_physical[1 if row == "of a live id" else 40] = page
+    found = arena.repair().pools["a"]
+    assert page in [entry.page for entry in found.ambiguous]
+    assert found.after.span_pages == 8
+    assert arena["b"].live_pages == 8
+    arena.check(deep=True)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kvdefrag import Arena, PoolSpec, UsageError
+from kvdefrag.allocator.testing import ManualFence
 
 from .rig import bytes_of
 
@@ -113,3 +114,29 @@ def test_pool_that_cannot():
         PoolSpec("a", 8, mover=print, zero_on_alloc=True)
     with pytest.raises(UsageError, match="zero_on_alloc: expected a bool"):
         PoolSpec("a", 8, zero_on_alloc=1)
+
+
+def test_a_page_that_a_forward_still_writes_is_zeroed_after_that(backend):
+    pool = (arena := filled(backend, 16, 1))["a"]
+    ids = pool.alloc(3)
+    place = pool.translate(ids[:1])
+    fence = ManualFence(work=lambda: pool.pages.index_fill_(0, place, 7))
+    arena.forward_launched(fence, writes={"a": ids[:1]})
+    pool.alloc(1)
+    assert fence.waits == 0  # nothing was freed: no hole can be one that it writes
+    pool.free(ids[:1])
+    again = pool.alloc(1)
+    assert fence.waits == 1
+    fence.finish()
+    assert not pool.pages[pool.translate(again)].any()
+
+
+def test_a_forward_that_was_launched_later_is_not_waited_for(backend):
+    pool = (arena := filled(backend, 16, 1))["a"]
+    ids = pool.alloc(3)
+    pool.free(ids[:1])
+    fence = ManualFence()
+    arena.forward_launched(fence, writes={"a": ids[1:2]})
+    pool.alloc(1)
+    assert fence.waits == 0
+    assert arena.stats().forwards_in_flight == 1
