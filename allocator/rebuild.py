@@ -10,6 +10,7 @@ import torch
 
 from kvdefrag.kernels.backend import Backend, Operand
 from kvdefrag.kernels.launch import Words
+from kvdefrag.kernels.record import ARGUMENT
 
 from .band import Band
 from .faults import FaultRecord, UsageError
@@ -37,7 +38,8 @@ def raise_faults(
     for band in bands:
         rebuild(band, backend)
     record.clear()
-    raise UsageError(f"virtual_ids: {refused}")
+    argument = "virtual_ids" if refused is None else ARGUMENT.get(refused.code, "virtual_ids")
+    raise UsageError(f"{argument}: {refused}")
 
 
 def rebuild(band: Band, backend: Backend) -> None:

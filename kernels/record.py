@@ -56,9 +56,17 @@ FAULT_TEXT = {
     TOKEN_OUT_OF_RANGE.value: "token id out of range",
     TOKEN_OUT_OF_PLACE.value: "token is not where in its page it has to be",
     COUNT_DIFFERS.value: "page_count or token_count is not what the arguments come to",
-    LENGTHS_OUT_OF_ORDER.value: "a prefix is negative or longer than the new length",
+    LENGTHS_OUT_OF_ORDER.value: "a prefix is negative, too long, or longer than the new length",
 }
 """What each code means, for error messages."""
+
+ARGUMENT = {
+    TOKEN_OUT_OF_RANGE.value: "token_ids",
+    TOKEN_OUT_OF_PLACE.value: "token_ids",
+    COUNT_DIFFERS.value: "page_count",
+    LENGTHS_OUT_OF_ORDER.value: "prefix_lens",
+}
+"""The argument that a refused id stands in, where that is not ``virtual_ids``."""
 
 NAMES_TOKEN = {TOKEN_OUT_OF_RANGE.value, TOKEN_OUT_OF_PLACE.value}
 """Codes whose ``virtual id`` is a token id."""

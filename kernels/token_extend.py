@@ -82,7 +82,7 @@ def _extend_kernel(
             step = ordinal * page_size + offset
             value = tl.where(virtual > 0, virtual * page_size + offset, 0)
             mask = (ordinal < visited) & (step < grown - tail) & (step < room)
-            tl.store(out + first_fresh + step, value, mask=mask)
+            tl.store(out + tl.where(mask, first_fresh + step, 0), value, mask=mask)
 
 
 def extend(

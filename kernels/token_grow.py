@@ -49,7 +49,8 @@ def _bind_tokens_kernel(
     for offset in range(page_size):
         token = tl.where(virtual > 0, virtual * page_size + offset, 0)
         place = lane * page_size + offset
-        tl.store(out + place, token, mask=live & (place < token_count))
+        wanted = live & (place < token_count)
+        tl.store(out + tl.where(wanted, place, 0), token, mask=wanted)
 
 
 def bind_tokens(

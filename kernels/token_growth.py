@@ -76,7 +76,8 @@ def _continue_page(
     for start in range(0, tail.to(tl.int32), BLOCK):
         at = first_token + start + lane
         value = (token + 1 + start + lane) * reused
-        tl.store(out + at, value, mask=(start + lane < tail) & (at < token_count))
+        wanted = (start + lane < tail) & (at < token_count)
+        tl.store(out + tl.where(wanted, at, 0), value, mask=wanted)
     code = tl.where(in_place, ID_NOT_BOUND, TOKEN_OUT_OF_PLACE)
     code = tl.where(in_range, code, TOKEN_OUT_OF_RANGE)
     code = tl.where(in_order, code, LENGTHS_OUT_OF_ORDER)

@@ -6,6 +6,8 @@ Where a time is looked at here, it is only that it is one.
 import json
 import os
 import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -45,7 +47,14 @@ def test_a_few_rows_run_and_leave_a_record(project_root, tmp_path):
     # A run inside another one's worker would have its timing switched off.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     done = subprocess.run(
-        ["pytest", "-q", "-p", "no:cacheprovider", *tests, f"--benchmark-json={path}"],
+        [
+            Path(sys.executable).with_name("pytest"),
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            *tests,
+            f"--benchmark-json={path}",
+        ],
         cwd=project_root,
         env={**environment, "TRITON_INTERPRET": "1"},
         capture_output=True,

@@ -46,7 +46,7 @@ def test_the_record_can_be_read(bench):
 
 
 def test_some_can_be_selected(bench):
-    result, out = bench("--select=flush and 2")
+    result, out = bench("--select=test_flush[2]")
     assert result.exit_code == 0, result.output
     assert len(json.loads(out.read_text())["benchmarks"]) == 1
 
