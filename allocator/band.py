@@ -84,9 +84,14 @@ class Band:
         """
         holes, ids, geometry = self.holes, self.ids, self.geometry
         from_sorted, from_newer = holes.split(page_count)
-        fresh = page_count - from_sorted - from_newer
-        growth = geometry.growth(self.span, fresh, *gap, low_first)
         recycled = min(page_count, ids.recycled)
+        step = geometry.step
+        if geometry.floats:
+            fresh = page_count - from_sorted - from_newer
+            growth = geometry.growth(self.span, fresh, *gap, low_first)
+            step = step if self.span else geometry.fresh_step
+        else:
+            growth = Growth(geometry.origin + step * self.span, 0, 0, 0)
         take = Take(
             page_count,
             holes.head,
@@ -94,7 +99,7 @@ class Band:
             holes.end - from_newer,
             from_newer,
             growth.front_page,
-            geometry.step if self.span else geometry.fresh_step,
+            step,
             ids.recycled - recycled,
             recycled,
             ids.next_fresh,
@@ -109,7 +114,8 @@ class Band:
         self.ids.took(take.page_count)
         fresh = take.page_count - take.head_count - take.newer_count
         if fresh:
-            self.geometry.settle(self.span, growth)
+            if self.geometry.floats:
+                self.geometry.settle(self.span, growth)
             self.span += fresh
         self.live += take.page_count
 
@@ -173,7 +179,8 @@ class Band:
         self.span = plan.span_after - plan.first_after
         self.holes.reset(plan.remaining.size)
         self._note_peak()
-        self.hazards.drop(ready)
+        if ready:
+            self.hazards.drop(ready)
         count = plan.sources.size
         if fences and count:
             pages = self._new_words(count)

@@ -78,7 +78,10 @@ class Compactor:
             if ended or band.holes.count or limit.shifts
         ]
         results = {
-            band.spec.name: FlushResult(pending=band.hazards.pending_pages) for band in bands
+            band.spec.name: FlushResult(pending=band.hazards.pending_pages)
+            if band.hazards.pending
+            else NOTHING
+            for band in bands
         }
         if not busy:
             return results
@@ -90,7 +93,11 @@ class Compactor:
         # snapshot, so that the host does not.
         forwards = () if limit.urgent else self._hazards.outstanding()
         surveys, plans = self._plan(busy, forwards, limit)
-        if limit.urgent and (any(ready) or any(p.sources.size or p.absorbed for p in plans)):
+        if (
+            limit.urgent
+            and (any(ready) or self._hazards.forwards_in_flight)
+            and (any(ready) or any(plan.sources.size or plan.absorbed for plan in plans))
+        ):
             # For pending pages of other pools too, so that nobody waits for a fence twice.
             self._hazards.wait(each for band in self.bands for each in band.hazards.pending)
         moved = self._move([band for band, _ in busy], plans)
@@ -102,7 +109,7 @@ class Compactor:
         if moved:
             self._counters.flushes_with_moves += 1
             self._counters.layout_version += 1
-        self._run_movers(moved)
+            self._run_movers(moved)
         self._counters.flush_host_ns += perf_counter_ns() - started
         return results
 
@@ -156,7 +163,7 @@ class Compactor:
                 seen = survey(band, pages, ended, forwards)
             except ValueError as finding:
                 raise self._record.stop([str(finding)]) from None
-            sight = Sight(seen.holes, seen.kept, seen.stop_depth, sources_stay=bool(forwards))
+            sight = Sight(seen.holes, seen.kept, seen.stop_depth, bool(forwards))
             blocked = self._hazards.blocked
             plan = plan_within(band, sight, 0) if blocked else limit.plan(band, sight)
             if seen.passed_over.size:

@@ -183,14 +183,12 @@ class BandGeometry:
     def growth(
         self, span: int, page_count: int, low_byte: int, high_byte: int, low_first: bool
     ) -> Growth:
-        """Where a band of ``span`` pages takes ``page_count`` more, between two places.
+        """Where a floating band of ``span`` pages takes ``page_count`` more, between two places.
 
-        A band at an end takes all at its frontier. One that floats takes them on the roomier side
-        while that has some, or with ``low_first`` on the lower one; the first of an empty one lie
-        in the middle, or with ``low_first`` at the lower end. ``settle`` puts them into effect.
+        On the roomier side while that has some, or with ``low_first`` on the lower one; the first
+        of an empty band lie in the middle, or with ``low_first`` at the lower end. ``settle`` puts
+        them into effect. (A band at an end of the buffer takes all at its frontier.)
         """
-        if not self.floats:
-            return Growth(self.page(span), page_count, 0, 0)
         low, high = -(-low_byte // self.page_bytes), high_byte // self.page_bytes
         if span == 0:
             first = low if low_first else low + (high - low - page_count) // 2

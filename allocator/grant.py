@@ -54,7 +54,9 @@ def hand_out(
     A second launch right behind it zeroes the pages, where the pool wants that. Before it the
     stream waits for forwards that may still write one of the holes that it hands out.
     """
-    take, growth = band.take(page_count, shared.capacity.gap(band), low_first)
+    # A band at an end of the buffer grows at its frontier, whatever lies around it.
+    gap = shared.capacity.gap(band) if band.geometry.floats else (0, 0)
+    take, growth = band.take(page_count, gap, low_first)
     if band.spec.zero_on_alloc and take.head_count + take.newer_count:
         shared.hazards.wait_for_late_writes(band.index, band.hazards.free_calls)
     found = launch(take, shared.record.next_call_tag(band.index, operation, page_count))

@@ -247,6 +247,8 @@ class Hazards:
 
 def distinct_fences(forwards: Sequence[Forward]) -> list[Fence]:
     """The fences of ``forwards``, each once."""
+    if not forwards:
+        return []
     return list({id(forward.fence): forward.fence for forward in forwards}.values())
 
 

@@ -36,6 +36,8 @@ class Survey(NamedTuple):
 def unread_sets(band: Band, forwards: Sequence[Forward]) -> list[PageSet]:
     """The page sets of ``band`` that the host has yet to see, in the order of ``take_over``."""
     hazards = band.hazards
+    if not (hazards.pending or hazards.leases or forwards):
+        return []
     page_sets = [pending.page_set for pending in hazards.pending]
     page_sets += [lease.page_set for lease in hazards.leases]
     page_sets += _written_sets(band, forwards)
@@ -47,6 +49,8 @@ def take_over(band: Band, unread: Sequence[PageSet], found: Iterator[Words]) -> 
 
     Raises UsageError, once, for a lease of an id that is not allocated: it holds nothing.
     """
+    if not unread:
+        return
     refused = []
     leased = {id(lease.page_set) for lease in band.hazards.leases}
     for page_set in unread:
@@ -106,7 +110,7 @@ def check_hole_list(name: str, geometry: BandGeometry, depths: Words, span: int)
     """Raise ValueError unless ascending ``depths`` are distinct and in a band of ``span`` pages."""
     if depths.size > 1:
         duplicate = depths[1:] == depths[:-1]
-        if np.count_nonzero(duplicate):
+        if duplicate.item(duplicate.argmax()):
             page = geometry.page(int(depths[duplicate.argmax()]))
             raise ValueError(f"pool {name!r}: page {page} is twice in the hole list")
     for depth in (depths.item(0), depths.item(-1)) if depths.size else ():

@@ -126,7 +126,9 @@ def bind_taken_host(
     call_tag: int,
 ) -> Words:
     """``bind_host`` of the first ``used_count`` pairs of ``take`` only."""
-    out = _taken_ids(free_ids, take)[:used_count]
+    out = _taken_ids(free_ids, take)
+    if used_count < take.page_count:
+        out = out[:used_count]
     if used_count == 0:
         return out
     if is_stopped_host(record):
@@ -136,7 +138,9 @@ def bind_taken_host(
     is_run = used_count >= FRESH_ROWS and listed + take.back_count == 0
     if is_run and bind_run_host(v2p, p2v, out, take.first_page, take.page_step):
         return out
-    pages = _taken_pages(holes, take)[:used_count]
+    pages = _taken_pages(holes, take)
+    if used_count < take.page_count:
+        pages = pages[:used_count]
     if not bind_good_host(v2p, p2v, out, pages):
         bind_refusing_host(v2p, p2v, out, pages, record, call_tag)
     return out

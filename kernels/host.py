@@ -68,8 +68,10 @@ def arithmetic_run(first: int, step: int, count: int, slot: int = 0) -> Words:
 
 
 def differ(left: npt.NDArray[np.int64], right: Words | int) -> bool:
-    """Whether any element differs."""
-    return bool(np.count_nonzero(left != right))
+    """Whether any element, of at least one, differs."""
+    unequal = left != right
+    found: bool = unequal.item(unequal.argmax())
+    return found
 
 
 def gather_good_host(
@@ -87,7 +89,7 @@ def gather_good_host(
         virtual_ids[: sources.size] = owners
         # The sink owns itself: page 0 is the one source that agrees without being allocated.
         return not (
-            np.count_nonzero(sources) < sources.size
+            sources.item(sources.argmin()) == 0
             or differ(look_up(v2p, owners, 1), sources)
             or differ(look_up(p2v, targets, 1), -1)
         )
@@ -149,7 +151,7 @@ def unbind_good_host(v2p: Words, p2v: Words, ids: Words, pages: Words) -> bool:
     try:
         pages[:] = look_up(v2p, ids)
         # The sink owns itself: id 0 is the one id that agrees without being allocated.
-        if differ(look_up(p2v, pages), ids) or np.count_nonzero(ids) < ids.size:
+        if differ(look_up(p2v, pages), ids) or ids.item(ids.argmin()) == 0:
             return False
     except IndexError:
         return False
