@@ -26,6 +26,7 @@ Batch = tuple[Band, Operand, Operand]
 """A band that moves pages, and their sources and targets on the device."""
 
 NOTHING = FlushResult()
+_NO_PENDING: list[Pending] = []
 
 
 class Compactor:
@@ -71,18 +72,16 @@ class Compactor:
         UsageError or CorruptState, before anything moves, for a fault that the snapshot brings up.
         """
         started = perf_counter_ns()
-        ready = [_ready(band, limit.urgent) for band in bands]
-        busy = [
-            (band, ended)
-            for band, ended in zip(bands, ready, strict=True)
-            if ended or band.holes.count or limit.shifts
-        ]
-        results = {
-            band.spec.name: FlushResult(pending=band.hazards.pending_pages)
-            if band.hazards.pending
-            else NOTHING
-            for band in bands
-        }
+        ready, busy, results = [], [], {}
+        for band in bands:
+            result, ended = NOTHING, _NO_PENDING
+            if band.hazards.pending:
+                result = FlushResult(pending=band.hazards.pending_pages)
+                ended = _ready(band, limit.urgent)
+            results[band.spec.name] = result
+            if ended or band.holes.count or limit.shifts:
+                busy.append((band, ended))
+                ready += ended
         if not busy:
             return results
         self._counters.flush_calls += 1
@@ -95,14 +94,14 @@ class Compactor:
         surveys, plans = self._plan(busy, forwards, limit)
         if (
             limit.urgent
-            and (any(ready) or self._hazards.forwards_in_flight)
-            and (any(ready) or any(plan.sources.size or plan.absorbed for plan in plans))
+            and (ready or self._hazards.forwards_in_flight)
+            and (ready or any(plan.sources.size or plan.absorbed for plan in plans))
         ):
             # For pending pages of other pools too, so that nobody waits for a fence twice.
             self._hazards.wait(each for band in self.bands for each in band.hazards.pending)
         moved = self._move([band for band, _ in busy], plans)
         fences = distinct_fences(forwards)
-        sources = {band.index: pages for band, pages, _ in moved}
+        sources = {band.index: pages for band, pages, _ in moved} if fences else {}
         for (band, ended), seen, plan in zip(busy, surveys, plans, strict=True):
             band.packed(plan, ended, sources.get(band.index), fences)
             results[band.spec.name] = self._count(band, seen, plan)
@@ -150,15 +149,19 @@ class Compactor:
         parts, counts = [], []
         for (band, _), page_sets in zip(busy, unread, strict=True):
             holes = band.holes
-            parts += [holes.buffer[holes.head : holes.end], *(each.pages for each in page_sets)]
-            counts += [holes.count, *(each.count for each in page_sets)]
+            parts.append(holes.buffer[holes.head : holes.end])
+            counts.append(holes.count)
+            for page_set in page_sets:
+                parts.append(page_set.pages)
+                counts.append(page_set.count)
         record, found = self._reader.read(parts, counts)
         raise_faults(record, self._record, self._backend, self.bands)
         words = iter(found)
         surveys, plans = [], []
         for (band, ended), page_sets in zip(busy, unread, strict=True):
             pages = next(words)
-            take_over(band, page_sets, words)
+            if page_sets:
+                take_over(band, page_sets, words)
             try:
                 seen = survey(band, pages, ended, forwards)
             except ValueError as finding:
@@ -237,8 +240,6 @@ class Compactor:
 
 def _ready(band: Band, urgent: bool) -> list[Pending]:
     """The pending pages that this flush may use: those whose fences it need not or may wait for."""
-    if not band.hazards.pending:
-        return []
     return band.hazards.waiting() if urgent else band.hazards.ready()
 
 
