@@ -69,7 +69,8 @@ def _extend_kernel(
     whole = room.to(tl.int32) // page_size
     whole += (room > whole * page_size).to(tl.int32)
     visited = tl.minimum(pages, whole).to(tl.int32)
-    for start in range(split * BLOCK, visited, split_count * BLOCK):
+    start = split * BLOCK
+    while start < visited:
         ordinal = start + tl.arange(0, BLOCK).to(tl.int64)
         place = first_place + ordinal
         virtual = _bind_lanes(
@@ -78,11 +79,14 @@ def _extend_kernel(
             recycled, recycled_count, first_id, back_page, back_count, num_pages, num_ids,
             call_tag,
         )  # fmt: skip
-        for offset in range(page_size):
+        offset = page_size * 0
+        while offset < page_size:
             step = ordinal * page_size + offset
             value = tl.where(virtual > 0, virtual * page_size + offset, 0)
             mask = (ordinal < visited) & (step < grown - tail) & (step < room)
             tl.store(out + tl.where(mask, first_fresh + step, 0), value, mask=mask)
+            offset += 1
+        start += split_count * BLOCK
 
 
 def extend(

@@ -83,12 +83,14 @@ def _conclude(
 ):  # fmt: skip
     """Slots that no page was found for hold -1; a count that differs is recorded."""
     lane = tl.arange(0, BLOCK)
-    for start in range(found, page_count, BLOCK):
+    start = found + 0
+    while start < page_count:
         place = (start + lane).to(tl.int64)
         beyond = place < page_count
         place = tl.where(beyond, place, 0)
         tl.store(holes + holes_end + place, place * 0 - 1, mask=beyond)
         tl.store(free_ids + free_ids_end + place, place * 0 - 1, mask=beyond)
+        start += BLOCK
     only = tl.arange(0, 1).to(tl.int64)
     differs = only * 0 + found != page_count
     _record_fault(record, USAGE, differs, COUNT_DIFFERS, call_tag, only + found, -1, -1, -1)
@@ -111,15 +113,18 @@ def _unbind_tokens_kernel(
     if _stopped(record) != 0:
         return
     lane = tl.arange(0, BLOCK).to(tl.int64)
-    for start in range(0, token_count, BLOCK):
+    start = token_count * 0
+    while start < token_count:
         index = start + lane
         live = index < token_count
         at = tl.where(live, index, 0) * id_stride
         token = tl.load(token_ids + at, mask=live, other=0).to(tl.int64)
         _mark(marks, token, live, index, serial, num_ids, page_size, WIDE)
+        start += BLOCK
     tl.debug_barrier()
     found = token_count * 0
-    for start in range(0, token_count, BLOCK):
+    start = token_count * 0
+    while start < token_count:
         index = start + lane
         live = index < token_count
         at = tl.where(live, index, 0) * id_stride
@@ -129,6 +134,7 @@ def _unbind_tokens_kernel(
             page_size, page_count, holes_end, free_ids_end, num_pages, num_ids, serial, call_tag,
             WIDE,
         )  # fmt: skip
+        start += BLOCK
     _conclude(holes, free_ids, record, found, page_count, holes_end, free_ids_end, call_tag, BLOCK)
 
 

@@ -61,23 +61,29 @@ def _unbind_group_kernel(
         return
     lane = tl.arange(0, BLOCK).to(tl.int64)
     before = segment_count * 0
-    for number in range(segment_count):
+    number = segment_count * 0
+    while number < segment_count:
         segment = segments + number * SEGMENT
         token_count = tl.load(segment + 1).to(tl.int32)
         page_size = tl.load(segment + 3).to(tl.int32)
-        for start in range(0, token_count, BLOCK):
+        start = token_count * 0
+        while start < token_count:
             live = start + lane < token_count
             token = _segment_tokens(segment, start + lane, live)
             _mark(marks, token, live, before + start + lane, serial, num_ids, page_size, WIDE)
+            start += BLOCK
         before += token_count
+        number += 1
     tl.debug_barrier()
     before = segment_count * 0
     found = segment_count * 0
-    for number in range(segment_count):
+    number = segment_count * 0
+    while number < segment_count:
         segment = segments + number * SEGMENT
         token_count = tl.load(segment + 1).to(tl.int32)
         page_size = tl.load(segment + 3).to(tl.int32)
-        for start in range(0, token_count, BLOCK):
+        start = token_count * 0
+        while start < token_count:
             live = start + lane < token_count
             token = _segment_tokens(segment, start + lane, live)
             found = _settle(
@@ -85,7 +91,9 @@ def _unbind_group_kernel(
                 found, page_size, page_count, holes_end, free_ids_end, num_pages, num_ids,
                 serial, call_tag, WIDE,
             )  # fmt: skip
+            start += BLOCK
         before += token_count
+        number += 1
     _conclude(holes, free_ids, record, found, page_count, holes_end, free_ids_end, call_tag, BLOCK)
 
 

@@ -46,11 +46,13 @@ def _bind_tokens_kernel(
         page_count, head, head_count, newer, newer_count, first_page, page_step,
         recycled, recycled_count, first_id, back_page, back_count, num_pages, num_ids, call_tag,
     )  # fmt: skip
-    for offset in range(page_size):
+    offset = page_size * 0
+    while offset < page_size:
         token = tl.where(virtual > 0, virtual * page_size + offset, 0)
         place = lane * page_size + offset
         wanted = live & (place < token_count)
         tl.store(out + tl.where(wanted, place, 0), token, mask=wanted)
+        offset += 1
 
 
 def bind_tokens(
@@ -157,11 +159,13 @@ def _decode_kernel(
     # Before this launch records anything. A word, for the interpreter widens a splat bool.
     stopped = _stopped(record)
     before = page_count * 0
-    for earlier in range(program):
+    earlier = program * 0
+    while earlier < program:
         index = earlier * BLOCK + lane
         token = tl.load(last_tokens + index * id_stride).to(tl.int64)
         _, ends_page, _ = _step(token, index >= 0, num_ids, page_size, WIDE)
         before += tl.sum(ends_page.to(tl.int32), 0)
+        earlier += 1
     index = program.to(tl.int64) * BLOCK + lane
     live = index < batch_size
     token = tl.load(last_tokens + index * id_stride, mask=live, other=0).to(tl.int64)

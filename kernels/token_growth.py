@@ -41,7 +41,8 @@ def _earlier(
     """Tokens and fresh pages of all sequences before ``sequence``."""
     tokens = (sequence * 0).to(tl.int64)
     pages = (sequence * 0).to(tl.int64)
-    for start in range(0, sequence, BLOCK):
+    start = sequence * 0
+    while start < sequence:
         index = start + tl.arange(0, BLOCK).to(tl.int64)
         live = index < sequence
         prefix = tl.load(prefix_lens + index * prefix_stride, mask=live, other=0).to(tl.int64)
@@ -49,6 +50,7 @@ def _earlier(
         more_tokens, _, more_pages, _ = _growth(prefix, length, page_size)
         tokens += tl.sum(more_tokens, 0)
         pages += tl.sum(more_pages, 0)
+        start += BLOCK
     return tokens, pages
 
 
@@ -73,11 +75,13 @@ def _continue_page(
     # Words, since the interpreter widens a bool that is spread over lanes.
     reused = (bound & (stopped == 0)).to(tl.int64)
     lane = tl.arange(0, BLOCK).to(tl.int64)
-    for start in range(0, tail.to(tl.int32), BLOCK):
+    start = tail.to(tl.int32) * 0
+    while start < tail.to(tl.int32):
         at = first_token + start + lane
         value = (token + 1 + start + lane) * reused
         wanted = (start + lane < tail) & (at < token_count)
         tl.store(out + tl.where(wanted, at, 0), value, mask=wanted)
+        start += BLOCK
     code = tl.where(in_place, ID_NOT_BOUND, TOKEN_OUT_OF_PLACE)
     code = tl.where(in_range, code, TOKEN_OUT_OF_RANGE)
     code = tl.where(in_order, code, LENGTHS_OUT_OF_ORDER)
@@ -94,8 +98,10 @@ def _conclude(
 ):  # fmt: skip
     """What no sequence takes of ``out`` becomes 0; counts that differ are recorded."""
     lane = tl.arange(0, BLOCK).to(tl.int64)
-    for start in range(tl.minimum(tokens, token_count).to(tl.int32), token_count, BLOCK):
+    start = tl.minimum(tokens, token_count).to(tl.int32)
+    while start < token_count:
         tl.store(out + start + lane, lane * 0, mask=start + lane < token_count)
+        start += BLOCK
     differs = (pages != page_count) | (tokens != token_count)
     only = tl.arange(0, 1).to(tl.int64)
     differs = only + (differs & (stopped == 0)).to(tl.int64) == 1
