@@ -168,7 +168,8 @@ def _decode_kernel(
         earlier += 1
     index = program.to(tl.int64) * BLOCK + lane
     live = index < batch_size
-    token = tl.load(last_tokens + index * id_stride, mask=live, other=0).to(tl.int64)
+    at = tl.where(live, index, 0) * id_stride
+    token = tl.load(last_tokens + at, mask=live, other=0).to(tl.int64)
     good, ends_page, page = _step(token, live, num_ids, page_size, WIDE)
     place = (before + tl.cumsum(ends_page.to(tl.int32), 0) - 1).to(tl.int64)
     # Looked up before anything is bound here, so that a page of this very call does not count.

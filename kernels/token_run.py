@@ -29,7 +29,8 @@ def _unbind_run_kernel(
         return
     lane = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = lane < page_count
-    token = tl.load(token_ids + lane * head_stride, mask=live, other=0).to(tl.int64)
+    at = tl.where(live, lane, 0) * head_stride
+    token = tl.load(token_ids + at, mask=live, other=0).to(tl.int64)
     virtual, in_range = _page_of(token, live, num_ids, page_size, WIDE)
     in_place = in_range & (virtual * page_size == token)
     page, freed = _unbind_lanes(
