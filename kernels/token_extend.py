@@ -75,9 +75,8 @@ def _extend_kernel(
         place = first_place + ordinal
         virtual = _bind_lanes(
             v2p, p2v, holes, free_ids, record, place, (ordinal < visited) & (place < page_count),
-            page_count, head, head_count, newer, newer_count, first_page, page_step,
-            recycled, recycled_count, first_id, back_page, back_count, num_pages, num_ids,
-            call_tag,
+            page_count, head, head_count, newer, newer_count, first_page, page_step, recycled,
+            recycled_count, first_id, back_page, back_count, num_pages, num_ids, call_tag,
         )  # fmt: skip
         offset = page_size * 0
         while offset < page_size:
