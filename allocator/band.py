@@ -89,9 +89,9 @@ class Band:
         if geometry.floats:
             fresh = page_count - from_sorted - from_newer
             growth = geometry.growth(self.span, fresh, *gap, low_first)
-            step = step if self.span else geometry.fresh_step
+            step = step if self.span else 1
         else:
-            growth = Growth(geometry.origin + step * self.span, 0, 0, 0)
+            growth = Growth(geometry.origin + step * self.span, 0, 0)
         take = Take(
             page_count,
             holes.head,

@@ -33,7 +33,7 @@ def check_bound_ids(band: Band, virtual_ids: torch.Tensor) -> None:
 
     Reads ``virtual_ids`` and the table back from the device.
     """
-    host = virtual_ids.cpu().to(torch.int64).numpy()
+    host = _read(virtual_ids)
     check_host_ids("virtual_ids", host, band.ids.capacity)
     unbound = band.table.virtual_to_physical.cpu().numpy()[host] < 0
     if unbound.any():

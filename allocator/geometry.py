@@ -34,13 +34,13 @@ class PoolSpec:
 
     ``page_bytes``: bytes of a page envelope, ``page_size``: tokens of a page. ``grows``: "up" from
     the start of the buffer, "down" from its end, or "float" between other pools, which it makes
-    way for. ``virtual_pages``: how many virtual ids there
-    are (1 to this), by default one for every page but the sink. ``mover``: copies pages of an
-    engine that owns its tensors, called as ``mover(source_pages, target_pages)`` after the tables
-    have changed; after a fault every pair is (0, 0). The two tensors are good until it returns, and
-    it must not call the arena. If it raises, its pages no longer hold their bytes: the arena is
-    stopped with CorruptState. ``zero_on_alloc``: whole pages read as zero when they are handed out,
-    which takes a second launch; not for a pool with a mover, whose bytes the arena cannot reach.
+    way for. ``virtual_pages``: how many virtual ids there are (1 to this), by default one for
+    every page but the sink. ``mover``: copies pages of an engine that owns its tensors, called as
+    ``mover(source_pages, target_pages)`` after the tables have changed; after a fault every pair is
+    (0, 0). The two tensors are good until it returns, and it must not call the arena. If it raises,
+    its pages no longer hold their bytes: the arena is stopped with CorruptState.
+    ``zero_on_alloc``: whole pages read as zero when they are handed out, which takes a second
+    launch; not for a pool with a mover, whose bytes the arena cannot reach.
     """
 
     name: str
@@ -87,13 +87,12 @@ def require_count(name: str, value: Any, minimum: int = 0) -> int:
 
 
 class Growth(NamedTuple):
-    """Fresh pages of a band: ``front_count`` at its frontier, ``back_count`` behind its own end.
+    """Fresh pages of a band: some at its frontier, and ``back_count`` behind its own end.
 
     ``front_page``, ``back_page``: the first of each, going away from the band.
     """
 
     front_page: int
-    front_count: int
     back_page: int
     back_count: int
 
@@ -192,26 +191,20 @@ class BandGeometry:
         low, high = -(-low_byte // self.page_bytes), high_byte // self.page_bytes
         if span == 0:
             first = low if low_first else low + (high - low - page_count) // 2
-            return Growth(first, page_count, 0, 0)
+            return Growth(first, 0, 0)
         bottom = min(self.origin, self.page(span - 1))
         below, above = bottom - low, high - (bottom + span)
         if low_first or below > above:
             lower = min(page_count, below)
         else:
             lower = page_count - min(page_count, above)
-        upper = page_count - lower
         if self.step == 1:
-            return Growth(bottom + span, upper, bottom - 1, lower)
-        return Growth(bottom - 1, lower, bottom + span, upper)
-
-    @property
-    def fresh_step(self) -> int:
-        """From one page to the next where an empty band takes its first ones."""
-        return 1 if self.floats else self.step
+            return Growth(bottom + span, bottom - 1, lower)
+        return Growth(bottom - 1, bottom + span, page_count - lower)
 
     def settle(self, span: int, growth: Growth) -> None:
-        """Depth 0 follows the pages of ``growth`` that a band of ``span`` pages has taken."""
-        if self.floats and span == 0:
+        """Depth 0 follows the pages of ``growth`` that a floating band has taken."""
+        if span == 0:
             self.origin, self.step = growth.front_page, 1
         self.advance(-growth.back_count)
 

@@ -76,7 +76,7 @@ def list_violations(band: Band) -> list[str]:
     pool = f"pool {band.spec.name!r}"
     found = []
     holes = _hole_list(band)
-    free_ids = _host(band.ids.buffer)[: band.ids.recycled]
+    free_ids = host_words(band.ids.buffer)[: band.ids.recycled]
     pending = _pending_pages(band)
     lists = (("hole list", holes), ("free id list", free_ids), ("pending pages", pending))
     for name, entries in lists:
@@ -198,18 +198,19 @@ def all_violations(
 
 
 def _tables(band: Band) -> tuple[Words, Words]:
-    return _host(band.table.v2p), _host(band.table.p2v)
+    return host_words(band.table.v2p), host_words(band.table.p2v)
 
 
 def _hole_list(band: Band) -> Words:
-    return _host(band.holes.buffer)[band.holes.head : band.holes.end]
+    return host_words(band.holes.buffer)[band.holes.head : band.holes.end]
 
 
 def _pending_pages(band: Band) -> Words:
     page_sets = [pending.page_set for pending in band.hazards.pending]
-    return np.concatenate([np.empty(0, np.int64), *(_host(each.pages) for each in page_sets)])
+    return np.concatenate([np.empty(0, np.int64), *(host_words(each.pages) for each in page_sets)])
 
 
-def _host(operand: Operand) -> Words:
+def host_words(operand: Operand) -> Words:
+    """int64 words of the device, on the host."""
     words: Words = operand.cpu().numpy() if isinstance(operand, torch.Tensor) else operand
     return words

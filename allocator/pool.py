@@ -171,8 +171,7 @@ class MultiEndedAllocator(TokenCalls):
         leased page, pages freed in this pool stay pending, and neighbours have the room beyond
         this pool's present span only. A context manager. An id that is not allocated pins nothing
         and is a UsageError at the next flush that finds holes or at ``arena.check()``, with
-        ``debug=True`` here. One
-        launch.
+        ``debug=True`` here. One launch.
         """
         band, shared = self._band, self._shared
         shared.record.raise_if_stopped()

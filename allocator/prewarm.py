@@ -17,6 +17,13 @@ from .arguments import ID_DTYPES
 from .band import Band
 
 
+def stopped_record(backend: Backend, device: torch.device) -> Operand:
+    """A fault record of its own, int64 [16], that already holds a corrupt state."""
+    words = torch.zeros(RECORD_WORDS, dtype=torch.int64, device="cpu")
+    words[CORRUPT.value] = 1
+    return backend.operand(words.to(device))
+
+
 def prewarm(
     backend: Backend, bands: Sequence[Band], buffer: torch.Tensor | None, device: torch.device
 ) -> float:
@@ -27,9 +34,7 @@ def prewarm(
     serving will use, and no table, list or byte changes. Returns the seconds it took.
     """
     started = perf_counter()
-    words = torch.zeros(RECORD_WORDS, dtype=torch.int64, device="cpu")
-    words[CORRUPT.value] = 1
-    record = backend.operand(words.to(device))
+    record = stopped_record(backend, device)
     staging = backend.staging(2 * RECORD_WORDS)
     backend.read_back([record, record], staging)
     backend.assign(record, backend.upload(staging, RECORD_WORDS)[:RECORD_WORDS])

@@ -15,7 +15,7 @@ from kvdefrag.kernels.record import ARGUMENT
 from .band import Band
 from .faults import FaultRecord, UsageError
 from .hazards import PageSet
-from .invariants import table_violations
+from .invariants import host_words, table_violations
 
 
 def raise_faults(
@@ -71,8 +71,7 @@ def _keep_free(
     page_set: PageSet, band: Band, backend: Backend, is_free: npt.NDArray[np.bool_]
 ) -> None:
     """Take the pages of ``page_set`` out of ``is_free``, and those that are not in it out of it."""
-    pages = host_words(page_set.pages) if page_set.seen is None else page_set.seen
-    depths = np.unique(band.geometry.depth(pages))
+    depths = np.unique(band.geometry.depth(pages_of(page_set)))
     depths = depths[(depths >= 0) & (depths < band.span)]
     depths = depths[is_free[depths]]
     is_free[depths] = False
@@ -83,10 +82,9 @@ def _keep_free(
         page_set.count = depths.size
 
 
-def host_words(operand: Operand) -> Words:
-    """int64 words of the device, on the host."""
-    words: Words = torch.as_tensor(operand).cpu().numpy()
-    return words
+def pages_of(page_set: PageSet) -> Words:
+    """The page ids of ``page_set``, read back unless a snapshot has brought them."""
+    return host_words(page_set.pages) if page_set.seen is None else page_set.seen
 
 
 def write_words(buffer: Operand, words: Words, band: Band, backend: Backend) -> None:

@@ -16,8 +16,8 @@ from kvdefrag.kernels.launch import Words
 from .band import Band
 from .faults import FaultRecord
 from .hazards import Handle, Hazards, PageSet, Pending
-from .invariants import all_violations, band_violations
-from .rebuild import host_words, rebuild, write_words
+from .invariants import all_violations, band_violations, host_words
+from .rebuild import pages_of, rebuild, write_words
 
 
 class AmbiguousPage(NamedTuple):
@@ -222,8 +222,7 @@ def _kept_pages(band: Band, p2v: Words) -> Words:
     """The pages that are certainly live, and those that are pending."""
     kept = [np.flatnonzero(p2v > 0)]
     for pending in band.hazards.pending:
-        page_set = pending.page_set
-        pages = host_words(page_set.pages) if page_set.seen is None else page_set.seen
+        pages = pages_of(pending.page_set)
         kept.append(pages[_within_reach(band, pages)])
     return np.concatenate(kept)
 

@@ -14,10 +14,10 @@ import torch
 from kvdefrag.kernels.backend import Backend, Operand, choose_backend
 from kvdefrag.kernels.host import all_below
 from kvdefrag.kernels.launch import Words
-from kvdefrag.kernels.record import CORRUPT, RECORD_WORDS
 
 from .faults import FaultRecord
 from .geometry import BandGeometry, PoolSpec
+from .prewarm import stopped_record
 from .snapshot import SnapshotReader
 from .survey import check_hole_list
 
@@ -178,9 +178,7 @@ class EnginePool:
 
     def prewarm(self) -> None:
         """Launch every kernel once, with a record that is stopped, so that nothing changes."""
-        words = torch.zeros(RECORD_WORDS, dtype=torch.int64, device="cpu")
-        words[CORRUPT.value] = 1
-        record = self.backend.operand(words.to(self.device))
+        record = stopped_record(self.backend, self.device)
         rows = torch.zeros(3, 1, dtype=torch.int64, device=self.device)
         batch = (self._v2p, self._p2v, *(self.backend.operand(row) for row in rows), record)
         self.backend.gather_virtual(*batch, 0)

@@ -86,13 +86,7 @@ def bind(
     out = torch.empty(take.page_count, dtype=torch.int64, device=v2p.device)
     if take.page_count == 0:
         return out
-    require_words("v2p", v2p, 1, v2p)
-    require_words("p2v", p2v, 1, v2p)
-    require_words(
-        "holes", holes, max(take.head + take.head_count, take.newer + take.newer_count), v2p
-    )
-    require_words("free_ids", free_ids, take.recycled + take.recycled_count, v2p)
-    require_words("record", record, RECORD_WORDS, v2p)
+    require_grow(v2p, v2p, p2v, holes, free_ids, record, take)
     launch(
         _bind_kernel,
         -(-take.page_count // LANES),
@@ -100,6 +94,25 @@ def bind(
         BLOCK=LANES,
     )  # fmt: skip
     return out
+
+
+def require_grow(
+    beside: torch.Tensor,
+    v2p: torch.Tensor,
+    p2v: torch.Tensor,
+    holes: torch.Tensor,
+    free_ids: torch.Tensor,
+    record: torch.Tensor,
+    take: Take,
+) -> None:
+    """Raise ValueError for what ``take`` does not fit, or is not on the device of ``beside``."""
+    require_words("v2p", v2p, 1, beside)
+    require_words("p2v", p2v, 1, beside)
+    require_words(
+        "holes", holes, max(take.head + take.head_count, take.newer + take.newer_count), beside
+    )
+    require_words("free_ids", free_ids, take.recycled + take.recycled_count, beside)
+    require_words("record", record, RECORD_WORDS, beside)
 
 
 def bind_host(
@@ -228,11 +241,7 @@ def unbind(
     if page_count == 0:
         return
     require_ids("virtual_ids", virtual_ids, v2p)
-    require_words("v2p", v2p, 1, v2p)
-    require_words("p2v", p2v, 1, v2p)
-    require_words("holes", holes, holes_end + page_count, v2p)
-    require_words("free_ids", free_ids, free_ids_end + page_count, v2p)
-    require_words("record", record, RECORD_WORDS, v2p)
+    require_free(v2p, p2v, page_count, holes, holes_end, free_ids, free_ids_end, record)
     launch(
         _unbind_kernel,
         -(-page_count // LANES),
@@ -242,6 +251,24 @@ def unbind(
         variant=(virtual_ids.dtype,),
         BLOCK=LANES,
     )  # fmt: skip
+
+
+def require_free(
+    v2p: torch.Tensor,
+    p2v: torch.Tensor,
+    page_count: int,
+    holes: torch.Tensor,
+    holes_end: int,
+    free_ids: torch.Tensor,
+    free_ids_end: int,
+    record: torch.Tensor,
+) -> None:
+    """Raise ValueError for tables, lists or a record that ``page_count`` pages cannot go to."""
+    require_words("v2p", v2p, 1, v2p)
+    require_words("p2v", p2v, 1, v2p)
+    require_words("holes", holes, holes_end + page_count, v2p)
+    require_words("free_ids", free_ids, free_ids_end + page_count, v2p)
+    require_words("record", record, RECORD_WORDS, v2p)
 
 
 def unbind_host(

@@ -7,12 +7,12 @@ import numpy.typing as npt
 import torch
 import triton.language as tl
 
+from .bind import require_free
 from .distinct import pages_of_host, unbind_set_host
 from .lanes import _unbind_lanes
 from .launch import Words, jit, launch, require_ids, require_words
 from .record import (
     COUNT_DIFFERS,
-    RECORD_WORDS,
     TOKEN_OUT_OF_RANGE,
     USAGE,
     _record_fault,
@@ -187,24 +187,6 @@ def unbind_tokens(
         warps=SET_WARPS,
         WIDE=is_wide, BLOCK=SET_LANES,
     )  # fmt: skip
-
-
-def require_free(
-    v2p: torch.Tensor,
-    p2v: torch.Tensor,
-    page_count: int,
-    holes: torch.Tensor,
-    holes_end: int,
-    free_ids: torch.Tensor,
-    free_ids_end: int,
-    record: torch.Tensor,
-) -> None:
-    """Raise ValueError for tables, lists or a record that ``page_count`` pages cannot go to."""
-    require_words("v2p", v2p, 1, v2p)
-    require_words("p2v", p2v, 1, v2p)
-    require_words("holes", holes, holes_end + page_count, v2p)
-    require_words("free_ids", free_ids, free_ids_end + page_count, v2p)
-    require_words("record", record, RECORD_WORDS, v2p)
 
 
 def require_marks(marks: torch.Tensor, v2p: torch.Tensor, token_count: int, serial: int) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import triton.language as tl
 
+from .bind import require_free
 from .distinct import pages_of_host, unbind_set_host
 from .launch import Words, jit, launch, require_ids
 from .record import _stopped, is_stopped_host
@@ -20,7 +21,6 @@ from .token_free import (
     _conclude,
     _mark,
     _settle,
-    require_free,
     require_marks,
 )
 from .translate import MAX_INT32

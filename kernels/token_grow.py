@@ -7,13 +7,12 @@ import numpy.typing as npt
 import torch
 import triton.language as tl
 
-from .bind import Take, bind_taken_host
+from .bind import Take, bind_taken_host, require_grow
 from .lanes import _bind_lanes
-from .launch import LANES, Words, jit, launch, require_ids, require_words
+from .launch import LANES, Words, jit, launch, require_ids
 from .record import (
     COUNT_DIFFERS,
     ID_NOT_BOUND,
-    RECORD_WORDS,
     TOKEN_OUT_OF_RANGE,
     USAGE,
     _record_fault,
@@ -87,25 +86,6 @@ def bind_tokens(
         BLOCK=LANES,
     )  # fmt: skip
     return out
-
-
-def require_grow(
-    beside: torch.Tensor,
-    v2p: torch.Tensor,
-    p2v: torch.Tensor,
-    holes: torch.Tensor,
-    free_ids: torch.Tensor,
-    record: torch.Tensor,
-    take: Take,
-) -> None:
-    """Raise ValueError for what ``take`` does not fit, or is not on the device of ``beside``."""
-    require_words("v2p", v2p, 1, beside)
-    require_words("p2v", p2v, 1, beside)
-    require_words(
-        "holes", holes, max(take.head + take.head_count, take.newer + take.newer_count), beside
-    )
-    require_words("free_ids", free_ids, take.recycled + take.recycled_count, beside)
-    require_words("record", record, RECORD_WORDS, beside)
 
 
 def bind_tokens_host(

@@ -7,12 +7,13 @@ import numpy.typing as npt
 import torch
 import triton.language as tl
 
+from .bind import require_free
 from .distinct import pages_of_host, unbind_listed_host
 from .host import unbind_good_host
 from .lanes import _unbind_lanes
 from .launch import LANES, Words, jit, launch, require_ids
 from .record import TOKEN_OUT_OF_PLACE, TOKEN_OUT_OF_RANGE, _stopped, is_stopped_host
-from .token_free import FREE_NUMBERS, FREE_POINTERS, _page_of, require_free
+from .token_free import FREE_NUMBERS, FREE_POINTERS, _page_of
 from .translate import MAX_INT32
 
 

@@ -7,12 +7,11 @@ import numpy.typing as npt
 import torch
 import triton.language as tl
 
-from .bind import Take, taken_host
+from .bind import Take, require_grow, taken_host
 from .copy import CHUNK_WORDS, WORDS, copy_form, require_buffer
 from .lanes import _taken
 from .launch import Words, jit, launch
 from .record import _stopped, is_stopped_host
-from .token_grow import require_grow
 
 
 @jit(
