@@ -15,6 +15,7 @@ from .arguments import (
     chosen_backend,
     pool_counts,
 )
+from .band import require_own_ids
 from .compactor import NOTHING
 from .faults import CorruptState, UsageError
 from .feasibility import feasibility
@@ -67,7 +68,8 @@ class Arena:
             raise UsageError(f"total_bytes: expected {MAX_BYTES} at most, got {total_bytes}")
         specs = checked_specs(pools)
         geometries = place_bands(specs, self.total_bytes)
-        feasibility(self.total_bytes, specs, largest_request).require()
+        report = feasibility(self.total_bytes, specs, largest_request).require()
+        largest = {pool.name: pool.largest_allocation for pool in report.pools}
         place = checked_device(device, buffer)
         chosen = chosen_backend(backend, place)
         # Made for every mode, also where the arena is built in inference mode.
@@ -78,8 +80,8 @@ class Arena:
                 specs, geometries, chosen, place, self.buffer, self.total_bytes, debug
             )
             self._pools = {
-                band.spec.name: MultiEndedAllocator(self._shared, band, self.buffer)
-                for band in self._bands
+                spec.name: MultiEndedAllocator(self._shared, band, self.buffer, largest[spec.name])
+                for spec, band in zip(specs, self._bands, strict=True)
             }
 
     def __getitem__(self, name: str) -> MultiEndedAllocator:
@@ -107,7 +109,8 @@ class Arena:
     def fits(self, page_counts: Mapping[str, int]) -> bool:
         """Whether ``page_counts``, pages by pool name, would be granted together.
 
-        Side-effect free.
+        Pages of a pool that borrows its ids are for ids that are allocated, or asked for here, in
+        their own. Side-effect free.
         """
         self._shared.record.raise_if_stopped()
         asked = pool_counts("page_counts", page_counts, list(self._pools))
@@ -121,6 +124,9 @@ class Arena:
         shared = self._shared
         asked = pool_counts("page_counts", page_counts, list(self._pools))
         shared.record.raise_if_stopped()
+        for band in self._bands:
+            if asked.get(band.spec.name):
+                require_own_ids(band, "alloc_many")
         shared.counters.alloc_calls += 1
         make_room(shared, asked)
         return bind_many(shared, asked)

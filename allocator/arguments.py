@@ -26,12 +26,14 @@ def device_ids(
     device: torch.device,
     id_limit: int | None = None,
     most_dimensions: int = 1,
+    gaps: bool = False,
 ) -> tuple[torch.Tensor, bool]:
     """``ids`` as an int32 or int64 tensor [ids] on ``device``, and whether it was uploaded.
 
     A tensor must be there already, of any stride. A host sequence or array of integers is uploaded,
     after a check that its ids are distinct and in 1..``id_limit``, if that is given. A tensor may
-    have up to ``most_dimensions``. Raises UsageError naming ``name`` for anything else.
+    have up to ``most_dimensions``. With ``gaps`` 0, -1 and equal ids are good. Raises UsageError
+    naming ``name`` for anything else.
     """
     if isinstance(ids, torch.Tensor):
         if ids.dtype not in ID_DTYPES:
@@ -45,7 +47,7 @@ def device_ids(
         return ids, False
     host = _host_ids(name, ids)
     if id_limit is not None:
-        check_host_ids(name, host, id_limit)
+        check_host_ids(name, host, id_limit, gaps)
     return torch.from_numpy(host).to(device), True
 
 
@@ -69,12 +71,18 @@ def _host_ids(name: str, ids: Any) -> Words:
         raise UsageError(f"{name}: expected ids below 2**63, got {max(ids, key=abs)}") from None
 
 
-def check_host_ids(name: str, host: Words, id_limit: int) -> None:
-    """Raise UsageError unless the ids of ``host``, int64 [ids], are distinct and in 1..id_limit."""
-    outside = (host < 1) | (host > id_limit)
+def check_host_ids(name: str, host: Words, id_limit: int, gaps: bool = False) -> None:
+    """Raise UsageError unless the ids of ``host``, int64 [ids], are distinct and in 1..id_limit.
+
+    With ``gaps`` 0, -1 and equal ids are good.
+    """
+    least = -1 if gaps else 1
+    outside = (host < least) | (host > id_limit)
     if outside.any():
         index = int(outside.argmax())
-        raise UsageError(f"{name}[{index}]: expected 1 to {id_limit}, got {host[index]}")
+        raise UsageError(f"{name}[{index}]: expected {least} to {id_limit}, got {host[index]}")
+    if gaps:
+        return
     order = np.argsort(host, kind="stable")
     repeated = host[order[1:]] == host[order[:-1]]
     if repeated.any():
@@ -101,6 +109,13 @@ def checked_specs(pools: Any) -> list[PoolSpec]:
     names = [spec.name for spec in pools]
     if len(set(names)) != len(names):
         raise UsageError(f"pools: expected distinct names, got {names}")
+    own = [spec.name for spec in pools if spec.ids_from is None]
+    for spec in pools:
+        if spec.ids_from is not None and spec.ids_from not in own:
+            raise UsageError(
+                f"ids_from: pool {spec.name!r} borrows from {spec.ids_from!r}, but the pools with "
+                f"ids of their own are {own}"
+            )
     return list(pools)
 
 

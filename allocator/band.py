@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from kvdefrag.kernels.backend import Backend, Operand
-from kvdefrag.kernels.bind import Take
+from kvdefrag.kernels.take import Take
 
-from .faults import FaultRecord
-from .free_pages import HoleList, IdList
+from .faults import FaultRecord, UsageError
+from .free_pages import HoleList, Ids
 from .geometry import BandGeometry, Growth, PoolSpec
 from .hazards import BandHazards, Fence, Handle, Lease, PageSet, Pending
 from .page_table import PageTable
@@ -19,6 +19,23 @@ from .plan import MovePlan
 
 LEASED_SET_PAGES = 1024
 """Room for pages that are freed one by one under the same leases."""
+
+
+def require_live(band: Band, name: str, page_count: int) -> None:
+    """Raise UsageError if ``band`` has fewer than ``page_count`` live pages."""
+    if page_count > band.live:
+        raise UsageError(
+            f"{name}: {page_count} pages, but pool {band.spec.name!r} has {band.live} live pages"
+        )
+
+
+def require_own_ids(band: Band, operation: str) -> None:
+    """Raise UsageError if ``band`` borrows its ids."""
+    if band.table.lender is not None:
+        raise UsageError(
+            f"{operation}: pool {band.spec.name!r} borrows its ids from {band.spec.ids_from!r}: "
+            f"bind and release give and take pages here"
+        )
 
 
 class Band:
@@ -48,18 +65,17 @@ class Band:
         spec: PoolSpec,
         index: int,
         geometry: BandGeometry,
+        table: PageTable,
+        ids: Ids,
         backend: Backend,
         record: FaultRecord,
-        device: torch.device,
     ) -> None:
-        num_pages = geometry.num_pages
-        virtual_pages = num_pages - 1 if spec.virtual_pages is None else spec.virtual_pages
         self.spec = spec
         self.index = index
         self.geometry = geometry
-        self.table = PageTable(backend, device, num_pages, virtual_pages)
-        self.holes = HoleList(backend, device, num_pages)
-        self.ids = IdList(backend, device, virtual_pages)
+        self.table = table
+        self.holes = HoleList(backend, table.virtual_to_physical.device, geometry.num_pages)
+        self.ids = ids
         self.hazards = BandHazards()
         self.live = self.span = self.peak_holes = 0
         self._backend = backend
@@ -82,9 +98,8 @@ class Band:
 
         ``gap``: the bytes between the bands around this one; ``low_first``: take the lower ones.
         """
-        holes, ids, geometry = self.holes, self.ids, self.geometry
+        holes, geometry = self.holes, self.geometry
         from_sorted, from_newer = holes.split(page_count)
-        recycled = min(page_count, ids.recycled)
         step = geometry.step
         if geometry.floats:
             fresh = page_count - from_sorted - from_newer
@@ -100,9 +115,7 @@ class Band:
             from_newer,
             growth.front_page,
             step,
-            ids.recycled - recycled,
-            recycled,
-            ids.next_fresh,
+            *self.ids.chosen(page_count),
             growth.back_page,
             growth.back_count,
         )
@@ -119,17 +132,17 @@ class Band:
             self.span += fresh
         self.live += take.page_count
 
-    def unbind(self, virtual_ids: Operand, page_count: int) -> None:
+    def unbind(self, virtual_ids: Operand, page_count: int, operation: str = "free") -> None:
         """Take back the pages of ``virtual_ids``, ``page_count`` at most ``live``: one launch."""
         table, ids, record = self.table, self.ids, self._record.words
 
         def launch(pages: Operand, pages_end: int, call_tag: int) -> None:
             self._backend.unbind(
                 table.v2p, table.p2v, virtual_ids, pages, pages_end,
-                ids.buffer, ids.recycled, record, call_tag,
+                ids.buffer, ids.recycled, record, call_tag, table.holders,
             )  # fmt: skip
 
-        self.take_back(page_count, "free", launch)
+        self.take_back(page_count, operation, launch)
 
     def take_back(
         self, page_count: int, operation: str, launch: Callable[[Operand, int, int], None]
@@ -139,7 +152,7 @@ class Band:
         It lists them in ``pages`` from ``pages_end`` on, and their ids behind the free ones. They
         become holes, or with leases in the pool pending pages.
         """
-        holes, leases = self.holes, self.hazards.leases
+        holes, leases = self.holes, self.hazards.leases if page_count else []
         pages, pages_end = holes.buffer, holes.end
         if leases:
             leased = self._pending_on(leases, page_count)
@@ -232,7 +245,6 @@ class Band:
         """Every page free, tables and lists as new."""
         self.table.clear()
         self.holes.reset(0)
-        self.ids.reset(0, 1)
-        self.ids.set_aside = {}
+        self.ids.clear()
         self.hazards.pending = []
         self.live = self.span = self.peak_holes = 0

@@ -68,7 +68,7 @@ class Capacity:
         for other in reversed(self.chain[place + 1 :]):
             high = self._start_below(high, other, asked.get(other.spec.name, 0))
         room = band.geometry.pages_between(low, high)
-        return max(0, min(band.ids.count, room - band.held))
+        return max(0, min(_ids_for(band, asked), room - band.held))
 
     def all_may_pack(self) -> bool:
         """Whether no page of the arena has to stay where it is."""
@@ -89,7 +89,7 @@ class Capacity:
         low = self._sink_bytes
         for band in self.chain:
             count = asked.get(band.spec.name, 0)
-            if count > band.ids.count:
+            if count > _ids_for(band, asked):
                 return False
             growth = max(0, count - band.holes.count)
             if band.span == 0 and growth == 0:
@@ -162,3 +162,9 @@ class Capacity:
             return geometry.end_above(low, growth)
         bottom, top = geometry.edges(band.span)
         return top + max(0, growth - geometry.pages_between(low, bottom)) * geometry.page_bytes
+
+
+def _ids_for(band: Band, asked: Mapping[str, int]) -> int:
+    """Ids that ``band`` could bind, those that its lender is ``asked`` for included."""
+    lender = band.spec.ids_from
+    return band.ids.count if lender is None else band.ids.count + asked.get(lender, 0)

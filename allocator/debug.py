@@ -48,6 +48,60 @@ def host_pages(token_ids: torch.Tensor, page_size: int) -> list[int]:
     return list(dict.fromkeys((_read(token_ids) // page_size).tolist()))
 
 
+def with_pages(band: Band, virtual_pages: Sequence[int]) -> list[int]:
+    """Those of ``virtual_pages`` that have a page in ``band``."""
+    v2p = band.table.virtual_to_physical.cpu().numpy()
+    return [page for page in virtual_pages if 1 <= page < v2p.size and v2p[page] != -1]
+
+
+def check_lent(band: Band, virtual_ids: torch.Tensor) -> None:
+    """Raise UsageError, before anything changes, for an id that ``bind`` would refuse."""
+    host = _read(virtual_ids)
+    check_host_ids("virtual_ids", host, band.ids.capacity)
+    assert band.table.lender is not None
+    is_lent = band.table.lender.virtual_to_physical.cpu().numpy()[host] != -1
+    is_bound = band.table.virtual_to_physical.cpu().numpy()[host] != -1
+    if not is_lent.all():
+        index = int(is_lent.argmin())
+        raise UsageError(
+            f"virtual_ids[{index}]: id {host[index]} is not allocated in pool "
+            f"{band.spec.ids_from!r}"
+        )
+    if is_bound.any():
+        index = int(is_bound.argmax())
+        raise UsageError(
+            f"virtual_ids[{index}]: id {host[index]} has a page in pool {band.spec.name!r} already"
+        )
+
+
+def check_gaps(
+    band: Band, name: str, token_ids: torch.Tensor, page_size: int, page_count: int
+) -> None:
+    """Raise UsageError unless ``page_count`` pages of the tokens, no more, are in ``band``."""
+    tokens = _read(token_ids)
+    limit = (band.ids.capacity + 1) * page_size
+    outside = (tokens < -1) | (tokens >= limit)
+    if outside.any():
+        index = int(outside.argmax())
+        raise UsageError(f"{name}[{index}]: expected -1 to {limit - 1}, got {tokens[index]}")
+    found = len(with_pages(band, np.unique(tokens // page_size).tolist()))
+    if found != page_count:
+        raise UsageError(
+            f"page_count: expected {found}, the pages of {name} in pool {band.spec.name!r}, "
+            f"got {page_count}"
+        )
+
+
+def check_not_held(band: Band, virtual_pages: Sequence[int]) -> None:
+    """Raise UsageError if any of ``virtual_pages`` has a page in ``band``, which borrows them."""
+    held = with_pages(band, virtual_pages)
+    if held:
+        raise UsageError(
+            f"virtual_ids: id {held[0]} of pool {band.spec.ids_from!r} still has a page in "
+            f"{band.spec.name!r}, which borrows it"
+        )
+
+
 def check_token_set(band: Band, token_ids: torch.Tensor, page_count: int) -> None:
     """Raise UsageError unless the tokens are of ``page_count`` distinct allocated pages."""
     tokens = _read(token_ids)

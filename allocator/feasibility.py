@@ -7,12 +7,13 @@ it fits in just the same buffers.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .arguments import checked_specs, pool_counts
 from .faults import UsageError
-from .geometry import BandGeometry, PoolSpec, lay_grids, require_count
+from .geometry import BandGeometry, PoolSpec, id_count, lay_grids, require_count
 
 COLUMNS = ("pool", "page bytes", "pages alone", "lost to grid", "lost to tail", "asked", "can have")
 
@@ -21,11 +22,11 @@ COLUMNS = ("pool", "page bytes", "pages alone", "lost to grid", "lost to tail", 
 class PoolFeasibility:
     """One pool of an empty buffer.
 
-    ``virtual_pages``: its ids. ``largest_allocation``: the pages that it can reach alone, ids
-    permitting; ``grid_bytes`` are lost between the sinks and the first of them, ``tail_bytes``
-    between the last page of its grid and the buffer's end. ``asked_pages``: what the largest
-    request asks of it; ``available_pages``: what it could have while the other pools hold what the
-    request asks of them.
+    ``virtual_pages``: its ids, or those that it borrows. ``largest_allocation``: the pages that it
+    can reach alone, ids permitting; a borrower with as many pages of its lender. ``grid_bytes`` are
+    lost between the sinks and the first of them, ``tail_bytes`` between the last page of its grid
+    and the buffer's end. ``asked_pages``: what the largest request asks of it; ``available_pages``:
+    what it could have while the other pools hold what the request asks of them.
     """
 
     name: str
@@ -126,6 +127,8 @@ def feasibility(
     grids = [grid for _, grid in chain]
     asked = [counts.get(spec.name, 0) for spec, _ in chain]
     rooms = _rooms(grids, asked, sink_bytes, total_bytes)
+    own_ids = {spec.name: id_count(spec, grid.num_pages) for spec, grid in chain}
+    ids = [own_ids[spec.ids_from or spec.name] for spec, _ in chain]
     end = _end_above(sink_bytes, grids, asked)
     request_bytes = sum(count * grid.page_bytes for grid, count in zip(grids, asked, strict=True))
     tops = [grid for grid, count in zip(grids, asked, strict=True) if count]
@@ -137,27 +140,47 @@ def feasibility(
         tail_bytes=total_bytes % tops[-1].page_bytes if tops else 0,
         needed_bytes=max(end, *(grid.end_above(sink_bytes, 1) for grid in grids)),
         pools=tuple(
-            _pool(spec, grid, sink_bytes, total_bytes, count, room)
-            for (spec, grid), count, room in zip(chain, asked, rooms, strict=True)
+            PoolFeasibility(
+                name=spec.name,
+                page_bytes=spec.page_bytes,
+                virtual_pages=ids[place],
+                largest_allocation=_largest(chain, place, ids[place], sink_bytes, total_bytes),
+                grid_bytes=grid.end_above(sink_bytes, 0) - sink_bytes,
+                tail_bytes=total_bytes % spec.page_bytes,
+                asked_pages=asked[place],
+                available_pages=min(_ids_for(spec, ids[place], counts), rooms[place]),
+            )
+            for place, (spec, grid) in enumerate(chain)
         ),
     )
 
 
-def _pool(
-    spec: PoolSpec, grid: BandGeometry, sink_bytes: int, total_bytes: int, asked: int, room: int
-) -> PoolFeasibility:
-    virtual_pages = max(0, grid.num_pages - 1) if spec.virtual_pages is None else spec.virtual_pages
-    first_byte = grid.end_above(sink_bytes, 0)
-    return PoolFeasibility(
-        name=spec.name,
-        page_bytes=spec.page_bytes,
-        virtual_pages=virtual_pages,
-        largest_allocation=min(virtual_pages, grid.pages_between(sink_bytes, total_bytes)),
-        grid_bytes=first_byte - sink_bytes,
-        tail_bytes=total_bytes % spec.page_bytes,
-        asked_pages=asked,
-        available_pages=min(virtual_pages, room),
-    )
+def _largest(
+    chain: Sequence[tuple[PoolSpec, BandGeometry]],
+    place: int,
+    id_limit: int,
+    sink_bytes: int,
+    total_bytes: int,
+) -> int:
+    """The most pages of one pool in an empty buffer, with as many of its lender's."""
+    spec, grid = chain[place]
+    most = min(id_limit, grid.pages_between(sink_bytes, total_bytes))
+    if spec.ids_from is None:
+        return most
+    grids = [each for _, each in chain]
+    shares = [each.name in (spec.name, spec.ids_from) for each, _ in chain]
+
+    def end(page_count: int) -> int:
+        return _end_above(sink_bytes, grids, [page_count * share for share in shares])
+
+    return bisect_right(range(1, most + 1), total_bytes, key=end)
+
+
+def _ids_for(spec: PoolSpec, id_limit: int, asked: Mapping[str, int]) -> int:
+    """Ids that a pool could bind: a borrower that is asked for pages has those of its lender."""
+    if spec.ids_from is None or not asked.get(spec.name):
+        return id_limit
+    return min(id_limit, asked.get(spec.ids_from, 0))
 
 
 def _end_above(low_byte: int, grids: Sequence[BandGeometry], asked: Sequence[int]) -> int:

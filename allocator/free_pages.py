@@ -6,6 +6,8 @@ positions, the ``bind`` and ``unbind`` kernels read and write the entries.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
 from kvdefrag.kernels.backend import Backend, Operand
@@ -55,6 +57,42 @@ class HoleList:
         self.sorted_end = self.end = sorted_count
 
 
+class Ids(Protocol):
+    """The virtual ids of one pool, its own or borrowed ones.
+
+    ``capacity``: they run from 1 to this. ``count``: those that could get a page now. ``buffer``:
+    where ids that come back are listed, from ``recycled`` on; None where they are another pool's.
+    """
+
+    @property
+    def capacity(self) -> int:
+        """The highest id."""
+
+    @property
+    def count(self) -> int:
+        """Ids."""
+
+    @property
+    def buffer(self) -> Operand | None:
+        """int64 on the device."""
+
+    @property
+    def recycled(self) -> int:
+        """Ids listed."""
+
+    def chosen(self, page_count: int) -> tuple[int, int, int]:
+        """Which ids the next take has: the first listed one, how many of those, the first fresh."""
+
+    def took(self, page_count: int) -> None:
+        """Count ids that a launch has bound."""
+
+    def listed(self, page_count: int) -> None:
+        """Count ids that a launch has unbound."""
+
+    def clear(self) -> None:
+        """No id is bound."""
+
+
 class IdList:
     """The free virtual ids of one pool: a stack of used ones, then fresh ones in order.
 
@@ -69,13 +107,22 @@ class IdList:
             torch.empty(capacity, dtype=torch.int64, device=device)
         )
         self.capacity = capacity
-        self.set_aside: dict[int, object] = {}
-        self.reset(0, 1)
+        self.clear()
+
+    @property
+    def allocated(self) -> int:
+        """Ids that are bound."""
+        return self.capacity - self.count - len(self.set_aside)
 
     @property
     def count(self) -> int:
         """Ids that can be handed out."""
         return self.recycled + self.capacity + 1 - self.next_fresh
+
+    def chosen(self, page_count: int) -> tuple[int, int, int]:
+        """Used ones first."""
+        recycled = min(page_count, self.recycled)
+        return self.recycled - recycled, recycled, self.next_fresh
 
     def took(self, page_count: int) -> None:
         """Drop ids that a launch has read, used ones first."""
@@ -91,3 +138,47 @@ class IdList:
         """The buffer now starts with ``recycled`` used ids."""
         self.recycled = recycled
         self.next_fresh = next_fresh
+
+    def clear(self) -> None:
+        """All ids are fresh."""
+        self.set_aside: dict[int, object] = {}
+        self.reset(0, 1)
+
+
+class BorrowedIds:
+    """The ids of another pool as one that borrows them sees them: ``bound`` of them have a page."""
+
+    __slots__ = ("bound", "lender")
+
+    buffer = None
+    recycled = 0
+
+    def __init__(self, lender: IdList) -> None:
+        self.lender = lender
+        self.bound = 0
+
+    @property
+    def capacity(self) -> int:
+        """Ids run from 1 to this."""
+        return self.lender.capacity
+
+    @property
+    def count(self) -> int:
+        """Ids that are allocated in their own pool and have no page here."""
+        return max(0, self.lender.allocated - self.bound)
+
+    def chosen(self, page_count: int) -> tuple[int, int, int]:
+        """None: the caller names them."""
+        return 0, 0, 0
+
+    def took(self, page_count: int) -> None:
+        """Count ids that have a page now."""
+        self.bound += page_count
+
+    def listed(self, page_count: int) -> None:
+        """Count ids that have none any more."""
+        self.bound -= page_count
+
+    def clear(self) -> None:
+        """No id has a page."""
+        self.bound = 0

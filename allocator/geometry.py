@@ -40,7 +40,9 @@ class PoolSpec:
     (0, 0). The two tensors are good until it returns, and it must not call the arena. If it raises,
     its pages no longer hold their bytes: the arena is stopped with CorruptState.
     ``zero_on_alloc``: whole pages read as zero when they are handed out, which takes a second
-    launch; not for a pool with a mover, whose bytes the arena cannot reach.
+    launch; not for a pool with a mover, whose bytes the arena cannot reach. ``ids_from``: the name
+    of a pool whose ids this one borrows: it hands out none of its own, ``bind`` gives a page here
+    to ids that are allocated there and ``release`` takes it back.
     """
 
     name: str
@@ -50,6 +52,7 @@ class PoolSpec:
     virtual_pages: int | None = None
     mover: Mover | None = None
     zero_on_alloc: bool = False
+    ids_from: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -68,6 +71,18 @@ class PoolSpec:
             raise UsageError(f"zero_on_alloc: expected a bool, got {self.zero_on_alloc!r}")
         if self.zero_on_alloc and self.mover is not None:
             raise UsageError(f"zero_on_alloc: pool {self.name!r} has a mover, so no bytes here")
+        if self.ids_from is not None and not isinstance(self.ids_from, str):
+            raise UsageError(f"ids_from: expected the name of a pool, got {self.ids_from!r}")
+        if self.ids_from is not None and self.virtual_pages is not None:
+            raise UsageError(
+                f"virtual_pages: pool {self.name!r} has the ids of {self.ids_from!r}, "
+                f"got {self.virtual_pages}"
+            )
+
+
+def id_count(spec: PoolSpec, num_pages: int) -> int:
+    """How many virtual ids a pool of ``num_pages`` has of its own."""
+    return max(0, num_pages - 1) if spec.virtual_pages is None else spec.virtual_pages
 
 
 def require_count(name: str, value: Any, minimum: int = 0) -> int:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 
-from kvdefrag.kernels.bind import Take
+from kvdefrag.kernels.take import Take
 
-from .band import Band
+from .band import Band, require_own_ids
 from .limits import Need
 from .shared import Shared
 
+T = TypeVar("T")
 
-def ensure_room(shared: Shared, band: Band, page_count: int) -> None:
-    """See to it that ``page_count`` pages of one pool can be bound; raises OutOfPages."""
+
+def ensure_room(shared: Shared, band: Band, page_count: int, borrows: bool = False) -> None:
+    """See to it that ``page_count`` pages of one pool can be bound; raises OutOfPages.
+
+    ``borrows``: the caller names ids of another pool. Else a pool that has none of its own is a
+    UsageError.
+    """
     shared.record.raise_if_stopped()
+    if not borrows:
+        require_own_ids(band, "alloc")
     shared.counters.alloc_calls += 1
     beyond = page_count - band.holes.count
     if page_count > band.ids.count or (
@@ -46,9 +55,9 @@ def hand_out(
     band: Band,
     page_count: int,
     operation: str,
-    launch: Callable[[Take, int], torch.Tensor],
+    launch: Callable[[Take, int], T],
     low_first: bool = False,
-) -> torch.Tensor:
+) -> T:
     """What ``launch(take, call_tag)`` returns, which binds ``page_count`` pages known to fit.
 
     A second launch right behind it zeroes the pages, where the pool wants that. Before it the
@@ -64,7 +73,7 @@ def hand_out(
         table = band.table
         shared.backend.zero_pages(
             shared.buffer, band.spec.page_bytes, table.v2p, table.p2v,
-            band.holes.buffer, band.ids.buffer, shared.record.words, take,
+            band.holes.buffer, shared.record.words, take,
         )  # fmt: skip
     band.took(take, growth)
     if shared.debug:

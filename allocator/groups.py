@@ -11,13 +11,18 @@ from kvdefrag.kernels.backend import Operand
 from kvdefrag.kernels.token_group import Segment
 
 from .band import Band
-from .debug import host_pages
+from .debug import check_not_held, host_pages, with_pages
 from .faults import UsageError
 from .shared import Shared
 
 
 def unbind_tokens(
-    shared: Shared, band: Band, token_ids: torch.Tensor, page_size: int, page_count: int
+    shared: Shared,
+    band: Band,
+    token_ids: torch.Tensor,
+    page_size: int,
+    page_count: int,
+    operation: str = "free_tokens",
 ) -> None:
     """Take back the ``page_count`` distinct pages of ``token_ids``: one launch."""
     table, ids, asked = band.table, band.ids, shared.backend.operand(token_ids)
@@ -26,9 +31,10 @@ def unbind_tokens(
         shared.backend.unbind_tokens(
             table.v2p, table.p2v, table.marks, asked, page_size, page_count, pages, pages_end,
             ids.buffer, ids.recycled, shared.record.words, table.next_serial(), call_tag,
+            table.holders,
         )  # fmt: skip
 
-    band.take_back(page_count, "free_tokens", launch)
+    band.take_back(page_count, operation, launch)
 
 
 def unbind_run(shared: Shared, band: Band, token_ids: torch.Tensor, page_count: int) -> None:
@@ -38,7 +44,7 @@ def unbind_run(shared: Shared, band: Band, token_ids: torch.Tensor, page_count: 
     def launch(pages: Operand, pages_end: int, call_tag: int) -> None:
         shared.backend.unbind_run(
             table.v2p, table.p2v, asked, band.spec.page_size, pages, pages_end,
-            ids.buffer, ids.recycled, shared.record.words, call_tag,
+            ids.buffer, ids.recycled, shared.record.words, call_tag, table.holders,
         )  # fmt: skip
 
     band.take_back(page_count, "free_token_run", launch)
@@ -95,12 +101,14 @@ class FreeGroup:
         """
         if self._shared.debug:
             self._look(band, token_ids, page_size, whole)
-        if page_count:
+        if token_ids.numel():
             self._calls.setdefault(band.index, []).append(_Call(token_ids, page_size, page_count))
 
     def _look(self, band: Band, token_ids: torch.Tensor, page_size: int, whole: bool) -> None:
         seen = self._seen.setdefault(band.index, {})
         pages = host_pages(token_ids, page_size)
+        if band.table.lender is not None:
+            pages = with_pages(band, pages)
         for index, page in enumerate(pages):
             if page in seen and (whole or seen[page]) and band.spec.name not in self._page_counts:
                 raise UsageError(
@@ -110,10 +118,11 @@ class FreeGroup:
         seen.update(dict.fromkeys(pages, whole))
 
     def _apply(self) -> None:
-        """One launch for each pool; everything is checked before the first."""
+        """One launch for each pool, borrowers first; everything is checked before the first."""
         shared = self._shared
         shared.record.raise_if_stopped()
         bands = [shared.compactor.bands[index] for index in self._calls]
+        bands.sort(key=lambda band: band.table.lender is None)
         counts = {
             band.index: self._page_counts.get(
                 band.spec.name, sum(call.page_count for call in self._calls[band.index])
@@ -140,6 +149,11 @@ class FreeGroup:
                     f"page_counts[{name!r}]: expected {least} to {most} for what the group frees "
                     f"of {band.live} live pages, got {count}"
                 )
+            if self._shared.debug:
+                for borrower in self._shared.borrowers_of(band):
+                    released = self._seen.get(borrower.index, {})
+                    kept = [page for page in self._seen[band.index] if page not in released]
+                    check_not_held(borrower, kept)
 
     def _unbind(self, band: Band, calls: list[_Call], page_count: int) -> None:
         shared = self._shared
@@ -153,6 +167,7 @@ class FreeGroup:
             backend.unbind_group(
                 table.v2p, table.p2v, table.marks, segments, page_count, pages, pages_end,
                 ids.buffer, ids.recycled, shared.record.words, table.next_serial(), call_tag,
+                table.holders,
             )  # fmt: skip
 
         band.take_back(page_count, "free_group", launch)

@@ -17,6 +17,7 @@ from kvdefrag.kernels.launch import Words
 
 from .band import Band
 from .capacity import Capacity
+from .free_pages import IdList
 
 
 def table_violations(band: Band) -> list[str]:
@@ -72,11 +73,10 @@ def partition_violations(band: Band) -> list[str]:
 
 def list_violations(band: Band) -> list[str]:
     """No free list holds the sink, a duplicate, a negative id or one that is out of place."""
-    v2p, _ = _tables(band)
     pool = f"pool {band.spec.name!r}"
     found = []
     holes = _hole_list(band)
-    free_ids = host_words(band.ids.buffer)[: band.ids.recycled]
+    free_ids = _free_ids(band)
     pending = _pending_pages(band)
     lists = (("hole list", holes), ("free id list", free_ids), ("pending pages", pending))
     for name, entries in lists:
@@ -89,6 +89,24 @@ def list_violations(band: Band) -> list[str]:
     outside = holes[(depths < 0) | (depths >= band.span)]
     if outside.size:
         found.append(f"{pool}: page {outside[0]} is in the hole list but outside the band")
+    return found
+
+
+def id_violations(band: Band) -> list[str]:
+    """Each id is live, free or set aside; a borrowed one with a page is live in its own pool."""
+    v2p, _ = _tables(band)
+    pool = f"pool {band.spec.name!r}"
+    found = []
+    if band.table.lender is not None:
+        bound = 1 + np.flatnonzero(v2p[1:] != -1)
+        lost = bound[host_words(band.table.lender.v2p)[bound] == -1]
+        if lost.size:
+            found.append(
+                f"{pool}: id {lost[0]} has a page here but is not live in {band.spec.ids_from!r}"
+            )
+    if not isinstance(band.ids, IdList):
+        return found
+    free_ids = _free_ids(band)
     unknown = free_ids[free_ids >= band.ids.next_fresh]
     if unknown.size:
         found.append(f"{pool}: id {unknown[0]} is in the free id list but was never handed out")
@@ -178,6 +196,7 @@ BAND_CHECKS: dict[str, Callable[[Band], list[str]]] = {
     "tables are inverse": table_violations,
     "pages are live, holes or pending": partition_violations,
     "lists are clean": list_violations,
+    "ids are live or free": id_violations,
 }
 
 
@@ -199,6 +218,11 @@ def all_violations(
 
 def _tables(band: Band) -> tuple[Words, Words]:
     return host_words(band.table.v2p), host_words(band.table.p2v)
+
+
+def _free_ids(band: Band) -> Words:
+    ids = band.ids
+    return np.empty(0, np.int64) if ids.buffer is None else host_words(ids.buffer)[: ids.recycled]
 
 
 def _hole_list(band: Band) -> Words:

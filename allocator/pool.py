@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from .arguments import device_ids
-from .band import Band
+from .band import Band, require_live, require_own_ids
+from .borrowing import BorrowCalls, cascaded, check_cascade, release_first
 from .compactor import NOTHING
 from .debug import check_bound_ids
 from .faults import OutOfPages, UsageError
@@ -22,19 +23,24 @@ from .tokens import TokenCalls
 from .views import page_views
 
 
-class MultiEndedAllocator(TokenCalls):
+class MultiEndedAllocator(TokenCalls, BorrowCalls):
     """Pages of one pool: virtual ids for the engine, packed physical pages underneath.
 
     Made by ``Arena``; all calls come from one thread and one stream, or from streams that the
     caller orders. ``pages`` is the pool's view of the arena's buffer, uint8 [num_pages,
-    page_bytes], or None if there is none.
+    page_bytes], or None if there is none. ``largest_allocation``: pages that one ``alloc`` gets
+    from an empty arena, or one ``bind`` beside as many pages of its lender: a larger one can never
+    be granted.
     """
 
-    __slots__ = ("_band", "_shared", "pages")
+    __slots__ = ("_band", "_shared", "largest_allocation", "pages")
 
-    def __init__(self, shared: Shared, band: Band, buffer: torch.Tensor | None) -> None:
+    def __init__(
+        self, shared: Shared, band: Band, buffer: torch.Tensor | None, largest_allocation: int
+    ) -> None:
         self._shared = shared
         self._band = band
+        self.largest_allocation = largest_allocation
         self.pages: torch.Tensor | None = None
         if buffer is not None:
             page_bytes, num_pages = band.spec.page_bytes, band.geometry.num_pages
@@ -64,12 +70,6 @@ class MultiEndedAllocator(TokenCalls):
     def live_pages(self) -> int:
         """Pages bound now."""
         return self._band.live
-
-    @property
-    def largest_allocation(self) -> int:
-        """Pages that one ``alloc`` gets from an empty arena: a larger one can never be granted."""
-        geometry = self._band.geometry
-        return min(self._band.ids.capacity, geometry.num_pages - geometry.first_page)
 
     def views(
         self, layout: EnvelopeLayout, names: Sequence[str] | None = None
@@ -118,10 +118,12 @@ class MultiEndedAllocator(TokenCalls):
         except OutOfPages:
             return None
 
-    def free(self, virtual_ids: Any) -> None:
+    def free(self, virtual_ids: Any, cascade: Mapping[str, int] | None = None) -> None:
         """Give back the pages of ``virtual_ids``: int32 or int64 [ids] on the device, any stride.
 
-        One launch, no copy, no wait. A host list is accepted and costs its upload. Raises
+        One launch, no copy, no wait. A host list is accepted and costs its upload. An id that has a
+        page in a pool that borrows it is refused, unless ``cascade``, pages by name of such a pool,
+        says how many of the ids do: they are released there first, in a launch more. Raises
         UsageError, with nothing changed, for a wrong dtype, device or shape and for more ids than
         there are live pages; in a host list also for an id out of range or twice. An id that only
         the device can know to be wrong (freed before, never allocated, twice) is refused there and
@@ -130,15 +132,16 @@ class MultiEndedAllocator(TokenCalls):
         """
         band, shared = self._band, self._shared
         shared.record.raise_if_stopped()
+        require_own_ids(band, "free")
         ids = self._ids(virtual_ids, check=True)
         count = ids.numel()
+        releases = cascaded(shared, band, cascade, count) if cascade is not None else ()
         if shared.debug:
             check_bound_ids(band, ids)
-        if count > band.live:
-            raise UsageError(
-                f"virtual_ids: {count} ids, but pool {self.name!r} has {band.live} live pages"
-            )
+            check_cascade(shared, band, ids, 1, releases)
+        require_live(band, "virtual_ids", count)
         shared.counters.free_calls += 1
+        release_first(shared, ids, 1, releases)
         if shared.groups:
             shared.groups[0].add(band, ids, 1, count, whole=True)
         elif count:
@@ -215,11 +218,18 @@ class MultiEndedAllocator(TokenCalls):
         return PageSet(places, ids.numel(), self.page_size)
 
     def _ids(
-        self, ids: Any, name: str = "virtual_ids", check: bool = False, most_dimensions: int = 1
+        self,
+        ids: Any,
+        name: str = "virtual_ids",
+        check: bool = False,
+        most_dimensions: int = 1,
+        gaps: bool = False,
     ) -> torch.Tensor:
         """``ids`` on the device; a host list is checked against the id range if ``check``."""
         id_limit = self._band.ids.capacity if check else None
-        tensor, uploaded = device_ids(name, ids, self._shared.device, id_limit, most_dimensions)
+        tensor, uploaded = device_ids(
+            name, ids, self._shared.device, id_limit, most_dimensions, gaps
+        )
         if uploaded:
             self._shared.backend.host_to_device_copies += 1
         return tensor

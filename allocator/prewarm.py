@@ -8,8 +8,8 @@ from time import perf_counter
 import torch
 
 from kvdefrag.kernels.backend import Backend, Operand
-from kvdefrag.kernels.bind import Take
 from kvdefrag.kernels.record import CORRUPT, RECORD_WORDS
+from kvdefrag.kernels.take import Take
 from kvdefrag.kernels.token_group import Segment
 from kvdefrag.kernels.translate import MAX_INT32
 
@@ -43,13 +43,21 @@ def prewarm(
     for band in bands:
         table, holes, ids = band.table, band.holes.buffer, band.ids.buffer
         take = Take(1, 0, 0, 0, 0, band.geometry.origin, band.geometry.step, 0, 0, 1)
-        backend.bind(table.v2p, table.p2v, holes, ids, record, take, 0)
-        _prewarm_tokens(backend, band, record, take, device)
+        if table.lender is None:
+            backend.bind(table.v2p, table.p2v, holes, ids, record, take, 0)
+            _prewarm_growth(backend, band, record, take, device)
+        # In a group a page id is a token of its own; a cascade counts in tokens of the lender.
+        named = (band.spec.name, band.spec.ids_from)
+        page_sizes = {1, *(each.spec.page_size for each in bands if each.spec.name in named)}
+        _prewarm_frees(backend, band, record, device, page_sizes)
         if band.spec.zero_on_alloc and buffer is not None:
             place = (backend.operand(buffer), band.spec.page_bytes)
-            backend.zero_pages(*place, table.v2p, table.p2v, holes, ids, record, take)
+            backend.zero_pages(*place, table.v2p, table.p2v, holes, record, take)
         for dtype in ID_DTYPES:
             asked = backend.operand(torch.zeros(1, dtype=dtype, device=device))
+            if table.lender is not None:
+                pair = (table.v2p, table.p2v, table.lender.v2p)
+                backend.bind_borrowed(*pair, table.marks, asked, holes, record, take, 1, 0)
             backend.unbind(table.v2p, table.p2v, asked, holes, 0, ids, 0, record, 0)
             backend.translate(table.v2p, asked, band.geometry.num_pages)
             for out_dtype in ID_DTYPES:
@@ -70,21 +78,32 @@ def prewarm(
     return perf_counter() - started
 
 
-def _prewarm_tokens(
+def _prewarm_growth(
     backend: Backend, band: Band, record: Operand, take: Take, device: torch.device
 ) -> None:
-    """The calls that take token ids, and groups, in which a page id is a token of its own."""
+    """The calls that hand out token ids."""
     table, page_size = band.table, band.spec.page_size
     pair = (table.v2p, table.p2v)
     lists = (band.holes.buffer, band.ids.buffer, record)
-    slots = (band.holes.buffer, 0, band.ids.buffer, 0, record)
     backend.bind_tokens(*pair, *lists, take, 1, page_size, 0)
     for dtype in ID_DTYPES:
         asked = backend.operand(torch.zeros(1, dtype=dtype, device=device))
-        backend.unbind_run(*pair, asked, page_size, *slots, 0)
         backend.decode(*pair, asked, page_size, *lists, take, 0)
         backend.extend(*pair, asked, asked, asked, 1, page_size, *lists, take, 0)
-        for tokens in (1, page_size):
+
+
+def _prewarm_frees(
+    backend: Backend, band: Band, record: Operand, device: torch.device, page_sizes: set[int]
+) -> None:
+    """The calls that take tokens of pages of ``page_sizes``, alone and in groups."""
+    table, page_size = band.table, band.spec.page_size
+    pair = (table.v2p, table.p2v)
+    slots = (band.holes.buffer, 0, band.ids.buffer, 0, record)
+    for dtype in ID_DTYPES:
+        asked = backend.operand(torch.zeros(1, dtype=dtype, device=device))
+        if table.lender is None:
+            backend.unbind_run(*pair, asked, page_size, *slots, 0)
+        for tokens in page_sizes:
             backend.unbind_tokens(*pair, table.marks, asked, tokens, 1, *slots, 1, 0)
             segments = [Segment(asked, tokens)]
             backend.unbind_group(*pair, table.marks, segments, 1, *slots, 1, 0)

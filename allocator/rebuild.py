@@ -14,6 +14,7 @@ from kvdefrag.kernels.record import ARGUMENT
 
 from .band import Band
 from .faults import FaultRecord, UsageError
+from .free_pages import IdList
 from .hazards import PageSet
 from .invariants import host_words, table_violations
 
@@ -59,12 +60,17 @@ def rebuild(band: Band, backend: Backend) -> None:
     write_words(band.holes.buffer, holes, band, backend)
     band.holes.reset(holes.size)
 
-    next_fresh = band.ids.next_fresh
+    ids = band.ids
+    if not isinstance(ids, IdList):
+        ids.clear()
+        ids.took(band.live)
+        return
+    next_fresh = ids.next_fresh
     is_free_id = host_words(band.table.virtual_to_physical)[:next_fresh] == -1
-    is_free_id[list(band.ids.set_aside)] = False
+    is_free_id[list(ids.set_aside)] = False
     recycled = np.flatnonzero(is_free_id)
-    write_words(band.ids.buffer, recycled, band, backend)
-    band.ids.reset(recycled.size, next_fresh)
+    write_words(ids.buffer, recycled, band, backend)
+    ids.reset(recycled.size, next_fresh)
 
 
 def _keep_free(

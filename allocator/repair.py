@@ -15,6 +15,7 @@ from kvdefrag.kernels.launch import Words
 
 from .band import Band
 from .faults import FaultRecord
+from .free_pages import IdList
 from .hazards import Handle, Hazards, PageSet, Pending
 from .invariants import all_violations, band_violations, host_words
 from .rebuild import pages_of, rebuild, write_words
@@ -94,14 +95,18 @@ def repair(
     aside = Handle("the report", lambda handle: _give_back(bands, backend, handle))
     regions = [_region(band, bool(wrong)) for band, wrong in zip(bands, found, strict=True)]
     pools = {}
-    for band, wrong in zip(bands, found, strict=True):
+    # Lenders go first: an id that is taken from one may still have a page in a borrower.
+    for band in sorted(bands, key=lambda each: each.table.lender is not None):
+        wrong = found[band.index]
+        if not wrong and band.table.lender is not None:
+            wrong = tuple(band_violations(band))
         room = _room(band, bands, regions, total_bytes)
         pools[band.spec.name] = _repair_band(band, backend, aside, wrong, room)
     violations = all_violations(bands, total_bytes)
     if violations:
         raise record.stop(violations)
     record.clear()
-    return RepairReport(pools, aside)
+    return RepairReport({band.spec.name: pools[band.spec.name] for band in bands}, aside)
 
 
 def _region(band: Band, is_wrong: bool) -> tuple[int, int] | None:
@@ -155,15 +160,21 @@ def _repair_band(
     kept = _kept_pages(band, settled_p2v)
     _set_aside(band, backend, ambiguous, aside, room)
     _set_frontier(band, kept)
-    last_id = max([0, *settled_p2v.tolist(), *band.ids.set_aside])
-    band.ids.next_fresh = max(band.ids.next_fresh, last_id + 1)
+    if isinstance(band.ids, IdList):
+        last_id = max([int(settled_p2v.max()), *band.ids.set_aside])
+        band.ids.next_fresh = max(band.ids.next_fresh, last_id + 1)
     rebuild(band, backend)
     return PoolRepair(violations, before, _counts(band), int(changed_rows), tuple(ambiguous))
 
 
 def _sound_ids(band: Band, v2p: Words, p2v: Words) -> Words:
-    """The ids that own a page of the band's reach, with no other claim on either."""
+    """The ids that own a page of the band's reach, with no other claim on either.
+
+    Borrowed ones are allocated in their own pool.
+    """
     ids = 1 + np.flatnonzero(v2p[1:] != -1)
+    if band.table.lender is not None:
+        ids = ids[host_words(band.table.lender.v2p)[ids] != -1]
     ids = ids[_within_reach(band, v2p[ids])]
     pages = v2p[ids]
     owners = p2v[1:]
@@ -196,13 +207,14 @@ def _set_aside(
     aside: Handle,
     room: tuple[int, int],
 ) -> None:
-    """Keep ambiguous pages and ids out of use until ``aside`` ends, leased pages for longer.
+    """Keep ambiguous pages and own ids out of use until ``aside`` ends, leased pages for longer.
 
     A page that reaches into what is certainly another pool's is listed, no more.
     """
-    named = {virtual_id for entry in ambiguous for virtual_id in entry.virtual_ids}
-    ids = sorted(virtual_id for virtual_id in named if 1 <= virtual_id <= band.ids.capacity)
-    band.ids.set_aside.update(dict.fromkeys(ids, aside))
+    if isinstance(band.ids, IdList):
+        named = {virtual_id for entry in ambiguous for virtual_id in entry.virtual_ids}
+        ids = sorted(virtual_id for virtual_id in named if 1 <= virtual_id <= band.ids.capacity)
+        band.ids.set_aside.update(dict.fromkeys(ids, aside))
     pages = np.array([entry.page for entry in ambiguous], dtype=np.int64)
     page_bytes = band.spec.page_bytes
     pages = pages[_within_reach(band, pages)]
@@ -245,6 +257,8 @@ def _give_back(bands: Sequence[Band], backend: Backend, aside: Handle) -> None:
     for band in bands:
         band.end(aside)
         ids = band.ids
+        if not isinstance(ids, IdList):
+            continue
         held = [virtual_id for virtual_id, holder in ids.set_aside.items() if holder is aside]
         words = np.array(held, dtype=np.int64)
         write_words(ids.buffer[ids.recycled :], words, band, backend)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from kvdefrag.kernels.bind import Take
+from kvdefrag.kernels.marks import MAX_MARKED
+from kvdefrag.kernels.take import Take
 from kvdefrag.kernels.translate import MAX_INT32
 
 from .arguments import ID_DTYPES
-from .band import Band
+from .band import Band, require_live, require_own_ids
+from .borrowing import cascaded, check_cascade, release_first
 from .debug import check_decode, check_extend, check_token_run, check_token_set
 from .faults import UsageError
 from .geometry import require_count
@@ -140,16 +143,19 @@ class TokenCalls:
 
         return hand_out(shared, band, count, "decode", launch)
 
-    def free_tokens(self, token_ids: Any, page_count: int) -> None:
+    def free_tokens(
+        self, token_ids: Any, page_count: int, cascade: Mapping[str, int] | None = None
+    ) -> None:
         """Give back the ``page_count`` distinct pages of ``token_ids``, each once, in one launch.
 
         int32 or int64 [tokens] on the device, any stride and order, any number of tokens of a page:
         one is enough to free it all. No copy, no wait. A page that is not allocated, a token out of
         range and another number of pages are refused on the device. Pages beyond ``page_count``
-        stay allocated.
+        stay allocated. ``cascade``: as in ``free``.
         """
         band, shared = self._band, self._shared
         shared.record.raise_if_stopped()
+        require_own_ids(band, "free_tokens")
         count = require_count("page_count", page_count)
         ids = self._ids(token_ids, "token_ids")
         token_count = ids.numel()
@@ -158,39 +164,44 @@ class TokenCalls:
             raise UsageError(f"page_count: {token_count} tokens cannot be of {count} pages")
         if shared.debug:
             check_token_set(band, ids, count)
-        self._freed("token_ids", count)
+        self._freed("token_ids", ids, count, cascade)
         if shared.groups:
             shared.groups[0].add(band, ids, band.spec.page_size, count, whole=False)
         elif count:
             unbind_tokens(shared, band, ids, band.spec.page_size, count)
 
-    def free_token_run(self, token_ids: Any) -> None:
+    def free_token_run(self, token_ids: Any, cascade: Mapping[str, int] | None = None) -> None:
         """Give back the pages of a run of whole pages, in one launch: no look for duplicates.
 
         ``token_ids``: int32 or int64 [tokens] on the device, any stride: all tokens of a page in
         order, then those of the next and so on; the last page may be cut short. Only the first
-        token of each page is read, and refused if it does not start one.
+        token of each page is read, and refused if it does not start one. ``cascade``: as in
+        ``free``.
         """
         band, shared = self._band, self._shared
         shared.record.raise_if_stopped()
+        require_own_ids(band, "free_token_run")
         ids = self._ids(token_ids, "token_ids")
         page_size = band.spec.page_size
         count = -(-ids.numel() // page_size)
         if shared.debug:
             check_token_run(band, ids)
-        self._freed("token_ids", count)
+        self._freed("token_ids", ids[::page_size], count, cascade)
         if shared.groups:
             shared.groups[0].add(band, ids[::page_size], page_size, count, whole=True)
         elif count:
             unbind_run(shared, band, ids, count)
 
-    def _freed(self, name: str, page_count: int) -> None:
-        if page_count > self._band.live:
-            raise UsageError(
-                f"{name}: {page_count} pages, but pool {self._band.spec.name!r} has "
-                f"{self._band.live} live pages"
-            )
-        self._shared.counters.free_calls += 1
+    def _freed(self, name: str, ids: torch.Tensor, page_count: int, cascade: Any) -> None:
+        """Check a free by tokens, and let the borrowers named in ``cascade`` go first."""
+        band, shared = self._band, self._shared
+        page_size = band.spec.page_size
+        releases = cascaded(shared, band, cascade, page_count) if cascade is not None else ()
+        if shared.debug:
+            check_cascade(shared, band, ids, page_size, releases)
+        require_live(band, name, page_count)
+        shared.counters.free_calls += 1
+        release_first(shared, ids, page_size, releases)
 
     def translate_tokens(
         self, token_ids: Any, out: torch.Tensor | None = None, out_width: int | None = None
@@ -240,9 +251,5 @@ class TokenCalls:
 
 
 def _require_int32(name: str, token_count: int) -> None:
-    if token_count > MAX_TOKENS:
-        raise UsageError(f"{name}: at most {MAX_TOKENS} tokens in one call, got {token_count}")
-
-
-MAX_TOKENS = MAX_INT32 - 2**16
-"""Positions of tokens are 32-bit in the kernels, which step over the end by less than this."""
+    if token_count > MAX_MARKED:
+        raise UsageError(f"{name}: at most {MAX_MARKED} tokens in one call, got {token_count}")

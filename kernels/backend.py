@@ -18,6 +18,7 @@ import torch
 from triton.runtime.interpreter import InterpretedFunction
 
 from .bind import bind, bind_host, unbind, unbind_host
+from .borrow import bind_borrowed, bind_borrowed_host
 from .copy import MAX_UNITS, Rebinding, copy_form, copy_pages, copy_pages_host
 from .counting import counted, giving_tensor, uploading
 from .gather import gather_virtual, gather_virtual_host
@@ -79,6 +80,9 @@ class Backend(Protocol):
 
     def bind(self, *arguments: Any) -> torch.Tensor:
         """See ``kernels.bind``."""
+
+    def bind_borrowed(self, *arguments: Any) -> None:
+        """See ``kernels.borrow``."""
 
     def unbind(self, *arguments: Any) -> None:
         """See ``kernels.bind``."""
@@ -174,6 +178,7 @@ class TritonBackend:
         self.copy_pages(buffer, sources, targets, page_bytes, record, rebinding)
 
     bind = counted(bind)
+    bind_borrowed = counted(bind_borrowed)
     unbind = counted(unbind)
     gather_virtual = counted(gather_virtual)
     copy_pages = counted(copy_pages)
@@ -243,6 +248,7 @@ class HostBackend:
         self.copy_pages(buffer, sources, targets, page_bytes, record)
         rebind_host(*batch)
 
+    bind_borrowed = counted(bind_borrowed_host)
     unbind = counted(unbind_host)
     gather_virtual = counted(gather_virtual_host)
     copy_pages = counted(copy_pages_host)

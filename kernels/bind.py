@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -11,32 +9,11 @@ import triton.language as tl
 
 from .host import FRESH_ROWS, bind_good_host, bind_run_host, unbind_good_host
 from .lanes import _bind_lanes, _unbind_lanes
-from .launch import LANES, Words, jit, launch, require_ids, require_words
-from .record import ID_OUT_OF_RANGE, RECORD_WORDS, _stopped, is_stopped_host
+from .launch import LANES, Words, jit, launch, require_ids
+from .record import ID_OUT_OF_RANGE, _stopped, is_stopped_host
 from .refuse import bind_refusing_host, unbind_refusing_host
-
-
-class Take(NamedTuple):
-    """Which entries one ``bind`` takes: list slots first, then arithmetic runs.
-
-    Pages: ``holes[head : head + head_count]``, ``holes[newer : newer + newer_count]``, then
-    ``first_page, first_page + page_step, ...``, and for the last ``back_count`` pages ``back_page,
-    back_page - page_step, ...``. Ids: ``free_ids[recycled : recycled +
-    recycled_count]``, then ``first_id, first_id + 1, ...``. All counts in pages.
-    """
-
-    page_count: int
-    head: int
-    head_count: int
-    newer: int
-    newer_count: int
-    first_page: int
-    page_step: int
-    recycled: int
-    recycled_count: int
-    first_id: int
-    back_page: int = 0
-    back_count: int = 0
+from .slots import freed_slots_host, holder_rows, require_free
+from .take import Take, require_grow, taken_ids_host, taken_pages_host
 
 
 @jit(
@@ -96,25 +73,6 @@ def bind(
     return out
 
 
-def require_grow(
-    beside: torch.Tensor,
-    v2p: torch.Tensor,
-    p2v: torch.Tensor,
-    holes: torch.Tensor,
-    free_ids: torch.Tensor,
-    record: torch.Tensor,
-    take: Take,
-) -> None:
-    """Raise ValueError for what ``take`` does not fit, or is not on the device of ``beside``."""
-    require_words("v2p", v2p, 1, beside)
-    require_words("p2v", p2v, 1, beside)
-    require_words(
-        "holes", holes, max(take.head + take.head_count, take.newer + take.newer_count), beside
-    )
-    require_words("free_ids", free_ids, take.recycled + take.recycled_count, beside)
-    require_words("record", record, RECORD_WORDS, beside)
-
-
 def bind_host(
     v2p: Words,
     p2v: Words,
@@ -139,7 +97,7 @@ def bind_taken_host(
     call_tag: int,
 ) -> Words:
     """``bind_host`` of the first ``used_count`` pairs of ``take`` only."""
-    out = _taken_ids(free_ids, take)
+    out = taken_ids_host(free_ids, take)
     if used_count < take.page_count:
         out = out[:used_count]
     if used_count == 0:
@@ -151,7 +109,7 @@ def bind_taken_host(
     is_run = used_count >= FRESH_ROWS and listed + take.back_count == 0
     if is_run and bind_run_host(v2p, p2v, out, take.first_page, take.page_step):
         return out
-    pages = _taken_pages(holes, take)
+    pages = taken_pages_host(holes, take)
     if used_count < take.page_count:
         pages = pages[:used_count]
     if not bind_good_host(v2p, p2v, out, pages):
@@ -159,46 +117,19 @@ def bind_taken_host(
     return out
 
 
-def taken_host(holes: Words, free_ids: Words, take: Take) -> tuple[Words, Words]:
-    """The pages and the ids that ``take`` names, in order."""
-    return _taken_pages(holes, take), _taken_ids(free_ids, take)
-
-
-def _taken_ids(free_ids: Words, take: Take) -> Words:
-    ids = np.empty(take.page_count, np.int64)
-    recycled = take.recycled_count
-    if recycled:
-        ids[:recycled] = free_ids[take.recycled : take.recycled + recycled]
-    if recycled < take.page_count:
-        ids[recycled:] = np.arange(take.first_id, take.first_id + take.page_count - recycled)
-    return ids
-
-
-def _taken_pages(holes: Words, take: Take) -> Words:
-    parts = []
-    if take.head_count:
-        parts.append(holes[take.head : take.head + take.head_count])
-    if take.newer_count:
-        parts.append(holes[take.newer : take.newer + take.newer_count])
-    step = take.page_step
-    fresh = take.page_count - take.head_count - take.newer_count - take.back_count
-    if fresh:
-        parts.append(np.arange(take.first_page, take.first_page + fresh * step, step))
-    if take.back_count:
-        parts.append(np.arange(take.back_page, take.back_page - take.back_count * step, -step))
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
 @jit(
     do_not_specialize=[
-        "id_stride", "page_count", "holes_end", "free_ids_end", "num_pages", "num_ids", "call_tag",
+        "id_stride", "page_count", "holder_count", "holes_end", "free_ids_end",
+        "num_pages", "num_ids", "call_tag",
     ],
-    do_not_specialize_on_alignment=["v2p", "p2v", "virtual_ids", "holes", "free_ids", "record"],
+    do_not_specialize_on_alignment=[
+        "v2p", "p2v", "holders", "virtual_ids", "holes", "free_ids", "record",
+    ],
 )  # fmt: skip
 def _unbind_kernel(
-    v2p, p2v, virtual_ids, holes, free_ids, record,
-    id_stride, page_count, holes_end, free_ids_end, num_pages, num_ids, call_tag,
-    BLOCK: tl.constexpr,
+    v2p, p2v, holders, virtual_ids, holes, free_ids, record,
+    id_stride, page_count, holder_count, holes_end, free_ids_end, num_pages, num_ids, call_tag,
+    LISTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     if _stopped(record) != 0:
         return
@@ -206,11 +137,12 @@ def _unbind_kernel(
     live = lane < page_count
     virtual = tl.load(virtual_ids + lane * id_stride, mask=live, other=0).to(tl.int64)
     page, freed = _unbind_lanes(
-        v2p, p2v, record, virtual, live, lane, virtual, num_pages, num_ids, call_tag,
-        ID_OUT_OF_RANGE,
+        v2p, p2v, holders, record, virtual, live, lane, virtual,
+        holder_count, num_pages, num_ids, call_tag, ID_OUT_OF_RANGE,
     )  # fmt: skip
     tl.store(holes + holes_end + lane, page, mask=live)
-    tl.store(free_ids + free_ids_end + lane, freed, mask=live)
+    if LISTED:
+        tl.store(free_ids + free_ids_end + lane, freed, mask=live)
 
 
 def unbind(
@@ -219,21 +151,24 @@ def unbind(
     virtual_ids: torch.Tensor,
     holes: torch.Tensor,
     holes_end: int,
-    free_ids: torch.Tensor,
+    free_ids: torch.Tensor | None,
     free_ids_end: int,
     record: torch.Tensor,
     call_tag: int,
+    holders: torch.Tensor | None = None,
 ) -> None:
     """Take ``virtual_ids`` apart from their pages in one launch and list both as free.
 
     Read: ``virtual_ids`` int32 or int64 [pages], any stride. Read and written: ``v2p`` int64
     [virtual ids + 1], ``p2v`` int64 [pages]: both rows become -1. Written: ``holes`` int64 from
-    ``holes_end`` on, ``free_ids`` int64 from ``free_ids_end`` on, one slot an id; ``record``
-    int64 [16].
+    ``holes_end`` on, ``free_ids`` int64 from ``free_ids_end`` on, one slot an id, or None where
+    the ids are another pool's and stay its own; ``record`` int64 [16]. ``holders``: v2p of the
+    pools that borrow these ids, int64 [pools, virtual ids + 1], read.
 
-    An id that is out of range, was never allocated, or was freed before, in this call or earlier,
-    is refused: no table row changes, both slots hold -1 (void), the record's slot ``USAGE`` keeps
-    the first. An atomic exchange finds duplicates without a sort, and no row -1 is ever written.
+    An id that is out of range, was never allocated, was freed before, in this call or earlier, or
+    has a page in one of the ``holders`` is refused: no table row changes, both slots hold -1
+    (void), the record's slot ``USAGE`` keeps the first. An atomic exchange finds duplicates without
+    a sort, and no row -1 is ever written.
     An id whose rows disagree is refused likewise, into slot ``CORRUPT``; nothing at all happens
     once that slot is taken. Raises ValueError for a wrong dtype, device or length.
     """
@@ -242,33 +177,17 @@ def unbind(
         return
     require_ids("virtual_ids", virtual_ids, v2p)
     require_free(v2p, p2v, page_count, holes, holes_end, free_ids, free_ids_end, record)
+    rows, holder_count = holder_rows(v2p, holders)
+    is_listed = free_ids is not None
     launch(
         _unbind_kernel,
         -(-page_count // LANES),
-        v2p, p2v, virtual_ids, holes, free_ids, record,
-        virtual_ids.stride(0), page_count, holes_end, free_ids_end,
+        v2p, p2v, rows, virtual_ids, holes, free_ids if is_listed else holes, record,
+        virtual_ids.stride(0), page_count, holder_count, holes_end, free_ids_end,
         p2v.numel(), v2p.numel(), call_tag,
-        variant=(virtual_ids.dtype,),
-        BLOCK=LANES,
+        variant=(virtual_ids.dtype, is_listed),
+        LISTED=is_listed, BLOCK=LANES,
     )  # fmt: skip
-
-
-def require_free(
-    v2p: torch.Tensor,
-    p2v: torch.Tensor,
-    page_count: int,
-    holes: torch.Tensor,
-    holes_end: int,
-    free_ids: torch.Tensor,
-    free_ids_end: int,
-    record: torch.Tensor,
-) -> None:
-    """Raise ValueError for tables, lists or a record that ``page_count`` pages cannot go to."""
-    require_words("v2p", v2p, 1, v2p)
-    require_words("p2v", p2v, 1, v2p)
-    require_words("holes", holes, holes_end + page_count, v2p)
-    require_words("free_ids", free_ids, free_ids_end + page_count, v2p)
-    require_words("record", record, RECORD_WORDS, v2p)
 
 
 def unbind_host(
@@ -277,17 +196,17 @@ def unbind_host(
     virtual_ids: npt.NDArray[np.integer],
     holes: Words,
     holes_end: int,
-    free_ids: Words,
+    free_ids: Words | None,
     free_ids_end: int,
     record: Words,
     call_tag: int,
+    holders: Words | None = None,
 ) -> None:
     """``unbind`` on host memory."""
     page_count = virtual_ids.size
     if page_count == 0 or is_stopped_host(record):
         return
-    pages = holes[holes_end : holes_end + page_count]
-    ids = free_ids[free_ids_end : free_ids_end + page_count]
+    pages, ids = freed_slots_host(page_count, holes, holes_end, free_ids, free_ids_end)
     ids[:] = virtual_ids
-    if not unbind_good_host(v2p, p2v, ids, pages):
-        unbind_refusing_host(v2p, p2v, ids, pages, record, call_tag)
+    if not unbind_good_host(v2p, p2v, ids, pages, holders):
+        unbind_refusing_host(v2p, p2v, ids, pages, record, call_tag, holders)

@@ -2,57 +2,87 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
 from .host import unbind_good_host
-from .launch import Words
+from .launch import Mask, Words
 from .record import (
     CORRUPT,
+    ID_HELD,
     ID_NOT_BOUND,
+    ID_OUT_OF_RANGE,
     TABLES_DISAGREE,
     TOKEN_OUT_OF_RANGE,
     USAGE,
     record_count_host,
     record_fault_host,
 )
+from .refuse import held_host
 
-Mask = npt.NDArray[np.bool_]
+
+class TokenPages(NamedTuple):
+    """The virtual page of every token, [tokens] each.
+
+    ``ids``: the page, or the token itself where that is none of the pool's (not ``in_range``).
+    ``is_gap``: -1, and tokens of page 0. ``outside``: the code for a page id out of range where a
+    page has one token, else that for a token.
+    """
+
+    ids: Words
+    in_range: Mask
+    is_gap: Mask
+    outside: Words
 
 
-def pages_of_host(
-    token_ids: npt.NDArray[np.integer], page_size: int, num_ids: int
-) -> tuple[Words, Mask]:
-    """The virtual page of every token, and which are the pool's; the others keep the token id."""
+def pages_of_host(token_ids: npt.NDArray[np.integer], page_size: int, num_ids: int) -> TokenPages:
+    """The pages of tokens in a pool of ``page_size`` tokens a page."""
     token = token_ids.astype(np.int64)
     in_range = (token >= page_size) & (token < num_ids * page_size)
-    return np.where(in_range, token // page_size, token), in_range
+    code = ID_OUT_OF_RANGE.value if page_size == 1 else TOKEN_OUT_OF_RANGE.value
+    return TokenPages(
+        np.where(in_range, token // page_size, token),
+        in_range,
+        (token >= -1) & (token < page_size),
+        np.full(token.size, code),
+    )
 
 
 def unbind_set_host(
     v2p: Words,
     p2v: Words,
-    ids: Words,
-    in_range: Mask,
+    named: TokenPages,
     pages: Words,
     freed: Words,
     record: Words,
     call_tag: int,
+    holders: Words | None,
+    borrowed: bool,
 ) -> None:
-    """Unbind the distinct ``ids`` that are ``in_range`` into the slots ``pages`` and ``freed``."""
-    rows = np.flatnonzero(in_range)
+    """Unbind the distinct pages that are ``named`` into the slots ``pages`` and ``freed``.
+
+    Where the ids are ``borrowed``, gaps and ids without a page here are passed over.
+    """
+    ids, asked, outside = named.ids, named.in_range, ~named.in_range
+    code: int | Words = TOKEN_OUT_OF_RANGE.value
+    if borrowed:
+        asked = asked & (v2p[np.where(asked, ids, 0)] != -1)
+        outside, code = outside & ~named.is_gap, named.outside
+    rows = np.flatnonzero(asked)
     distinct, first = np.unique(ids[rows], return_index=True)
     first.sort()
     index = rows[first[: pages.size]]
     count = index.size
     freed[:count] = ids[index]
     freed[count:] = pages[count:] = -1
-    all_good = rows.size == ids.size and count > 0
-    if not (all_good and unbind_good_host(v2p, p2v, freed[:count], pages[:count])):
-        asked = np.zeros(ids.size, np.bool_)
-        asked[index] = True
+    is_clean = count > 0 and not outside.any()
+    if not (is_clean and unbind_good_host(v2p, p2v, freed[:count], pages[:count], holders)):
+        listed = np.zeros(ids.size, np.bool_)
+        listed[index] = True
         found = unbind_listed_host(
-            v2p, p2v, ids, in_range, index, asked, TOKEN_OUT_OF_RANGE.value, record, call_tag
+            v2p, p2v, ids, index, listed, outside, code, record, call_tag, holders
         )
         pages[:count], freed[:count] = (each[index] for each in found)
     if distinct.size != pages.size:
@@ -63,20 +93,22 @@ def unbind_listed_host(
     v2p: Words,
     p2v: Words,
     ids: Words,
-    in_range: Mask,
     index: Words,
     asked: Mask,
-    outside: int | npt.NDArray[np.integer],
+    outside: Mask,
+    code: int | Words,
     record: Words,
     call_tag: int,
+    holders: Words | None,
 ) -> tuple[Words, Words]:
     """Unbind the distinct ``ids[index]``: pages and ids as long as ``ids``, -1 where refused.
 
-    Recorded are ids that are not ``in_range``, with the code ``outside``, and those ``asked`` for
-    that are not bound, a second one of two equal ids among them.
+    Recorded are ids ``outside`` the range, with their ``code``, and those ``asked`` for that are
+    held or not bound, a second one of two equal ids among them.
     """
+    is_held = held_host(holders, ids, asked)
     place = np.full(ids.size, -1)
-    place[index] = v2p[ids[index]]
+    place[index] = np.where(is_held[index], -1, v2p[ids[index]])
     bound = place != -1
     page_ok = bound & (place >= 1) & (place < p2v.size)
     owner = np.where(page_ok, p2v[np.where(page_ok, place, 0)], -1)
@@ -85,9 +117,10 @@ def unbind_listed_host(
         record, CORRUPT.value, bound & ~good, call_tag,
         code=TABLES_DISAGREE.value, source=place, target=-1, virtual=ids,
     )  # fmt: skip
+    refused = np.where(is_held, ID_HELD.value, ID_NOT_BOUND.value)
     record_fault_host(
-        record, USAGE.value, ~in_range | (asked & ~bound), call_tag,
-        code=np.where(in_range, ID_NOT_BOUND.value, outside), source=-1, target=-1, virtual=ids,
+        record, USAGE.value, outside | (asked & ~bound), call_tag,
+        code=np.where(outside, code, refused), source=-1, target=-1, virtual=ids,
     )  # fmt: skip
     v2p[ids[good]] = -1
     p2v[place[good]] = -1

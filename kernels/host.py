@@ -136,8 +136,16 @@ def bind_run_host(v2p: Words, p2v: Words, ids: Words, first_page: int, page_step
     return True
 
 
-def unbind_good_host(v2p: Words, p2v: Words, ids: Words, pages: Words) -> bool:
+def unbind_good_host(
+    v2p: Words, p2v: Words, ids: Words, pages: Words, holders: Words | None = None
+) -> bool:
     """Unbind all of ``ids`` and write their ``pages``; else leave the tables and say False."""
+    if holders is not None:
+        if not all_below(ids, v2p.size):
+            return False
+        for row in holders:
+            if differ(row[ids], -1):
+                return False
     if ids.size == 1:
         virtual = ids.item()
         if not 0 < virtual < v2p.size:

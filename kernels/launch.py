@@ -15,6 +15,9 @@ from triton.runtime import driver
 Words = npt.NDArray[np.int64]
 """Page ids, virtual ids and record words on the host."""
 
+Mask = npt.NDArray[np.bool_]
+"""Which lanes of a batch, on the host."""
+
 MAX_PROGRAMS = 2**31 - 1
 """Largest grid on the x axis (CUDA programming guide, table of compute capabilities)."""
 
@@ -107,6 +110,22 @@ def require_words(name: str, tensor: torch.Tensor, length: int, beside: torch.Te
         raise ValueError(f"{name}: expected device {beside.device}, got {tensor.device}")
     if tensor.numel() < length:
         raise ValueError(f"{name}: expected at least {length} elements, got {tensor.numel()}")
+
+
+def require_rows(name: str, tensor: torch.Tensor, beside: torch.Tensor) -> None:
+    """Raise ValueError unless ``tensor`` is contiguous int64 [rows, as many words as ``beside``].
+
+    It is on the device of ``beside``.
+    """
+    if tensor.dtype != torch.int64 or tensor.dim() != 2 or not tensor.is_contiguous():
+        raise ValueError(
+            f"{name}: expected a contiguous 2-D int64 tensor, "
+            f"got {tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}"
+        )
+    if tensor.device != beside.device:
+        raise ValueError(f"{name}: expected device {beside.device}, got {tensor.device}")
+    if tensor.shape[1] != beside.numel():
+        raise ValueError(f"{name}: expected {beside.numel()} words a row, got {tensor.shape[1]}")
 
 
 def require_pairs(sources: torch.Tensor, targets: torch.Tensor, beside: torch.Tensor) -> None:

@@ -40,6 +40,9 @@ PAGE_UNBOUND = tl.constexpr(4)
 PAGE_TAKEN = tl.constexpr(5)
 ID_TAKEN = tl.constexpr(6)
 TABLES_DISAGREE = tl.constexpr(7)
+ID_NOT_LENT = tl.constexpr(8)
+ID_BOUND_HERE = tl.constexpr(9)
+ID_HELD = tl.constexpr(10)
 TOKEN_OUT_OF_RANGE = tl.constexpr(11)
 TOKEN_OUT_OF_PLACE = tl.constexpr(12)
 COUNT_DIFFERS = tl.constexpr(13)
@@ -53,6 +56,9 @@ FAULT_TEXT = {
     PAGE_TAKEN.value: "physical page already has an owner",
     ID_TAKEN.value: "virtual id is already bound",
     TABLES_DISAGREE.value: "v2p and p2v disagree",
+    ID_NOT_LENT.value: "virtual id not allocated in the pool that it is borrowed from",
+    ID_BOUND_HERE.value: "virtual id has a page here already, or is there twice in one call",
+    ID_HELD.value: "virtual id still has a page in a pool that borrows it",
     TOKEN_OUT_OF_RANGE.value: "token id out of range",
     TOKEN_OUT_OF_PLACE.value: "token is not where in its page it has to be",
     COUNT_DIFFERS.value: "page_count or token_count is not what the arguments come to",

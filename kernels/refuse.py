@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from .launch import Words
+from .launch import Mask, Words
 from .record import (
     CORRUPT,
+    ID_HELD,
     ID_NOT_BOUND,
     ID_OUT_OF_RANGE,
     ID_TAKEN,
@@ -85,6 +86,15 @@ def bind_refusing_host(
     )
 
 
+def held_host(holders: Words | None, ids: Words, in_range: Mask) -> Mask:
+    """Which ``ids``, of those ``in_range``, have a page in one of the ``holders``."""
+    held = np.zeros(ids.size, np.bool_)
+    if holders is not None:
+        for row in holders:
+            held |= in_range & (row[np.where(in_range, ids, 0)] != -1)
+    return held
+
+
 def unbind_refusing_host(
     v2p: Words,
     p2v: Words,
@@ -92,18 +102,21 @@ def unbind_refusing_host(
     pages: Words,
     record: Words,
     call_tag: int,
+    holders: Words | None = None,
 ) -> None:
     """``unbind`` of a batch with a refused id; rewrites both list slots of every lane."""
     in_range = (ids >= 1) & (ids < v2p.size)
+    is_held = held_host(holders, ids, in_range)
     first = np.zeros(ids.size, np.bool_)
     first[np.unique(ids, return_index=True)[1]] = True
-    place = np.where(in_range & first, v2p[np.where(in_range, ids, 0)], -1)
+    place = np.where(in_range & first & ~is_held, v2p[np.where(in_range, ids, 0)], -1)
     bound = place != -1
     page_ok = bound & (place >= 1) & (place < p2v.size)
     owner = np.where(page_ok, p2v[np.where(page_ok, place, 0)], -1)
     good = page_ok & (owner == ids)
     disagree = bound & ~good
-    code = np.where(in_range, ID_NOT_BOUND.value, ID_OUT_OF_RANGE.value)
+    code = np.where(is_held, ID_HELD.value, ID_NOT_BOUND.value)
+    code = np.where(in_range, code, ID_OUT_OF_RANGE.value)
     record_fault_host(
         record, CORRUPT.value, disagree, call_tag,
         code=TABLES_DISAGREE.value, source=place, target=-1, virtual=ids,

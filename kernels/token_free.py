@@ -7,18 +7,20 @@ import numpy.typing as npt
 import torch
 import triton.language as tl
 
-from .bind import require_free
 from .distinct import pages_of_host, unbind_set_host
 from .lanes import _unbind_lanes
-from .launch import Words, jit, launch, require_ids, require_words
+from .launch import Words, jit, launch, require_ids
+from .marks import _mark_of, require_marks
 from .record import (
     COUNT_DIFFERS,
+    ID_OUT_OF_RANGE,
     TOKEN_OUT_OF_RANGE,
     USAGE,
     _record_fault,
     _stopped,
     is_stopped_host,
 )
+from .slots import freed_slots_host, holder_rows, require_free
 from .translate import MAX_INT32
 
 SET_LANES = 2048
@@ -42,12 +44,6 @@ def _page_of(token, live, num_ids, page_size, WIDE: tl.constexpr):
 
 
 @jit()
-def _mark_of(index, serial):
-    """Higher for a later call, and within one call for an earlier token: 1 at least."""
-    return (index * 0 + serial).to(tl.int64) * 2147483648 + (2147483647 - index)
-
-
-@jit()
 def _mark(marks, token, live, index, serial, num_ids, page_size, WIDE: tl.constexpr):
     virtual, in_range = _page_of(token, live, num_ids, page_size, WIDE)
     tl.atomic_max(marks + virtual, _mark_of(index, serial), mask=in_range)
@@ -55,31 +51,40 @@ def _mark(marks, token, live, index, serial, num_ids, page_size, WIDE: tl.conste
 
 @jit()
 def _settle(
-    v2p, p2v, marks, holes, free_ids, record, token, live, index, found,
-    page_size, page_count, holes_end, free_ids_end, num_pages, num_ids, serial, call_tag,
-    WIDE: tl.constexpr,
+    v2p, p2v, holders, marks, holes, free_ids, record, token, live, index, found,
+    page_size, page_count, holder_count, holes_end, free_ids_end,
+    num_pages, num_ids, serial, call_tag,
+    WIDE: tl.constexpr, BORROWED: tl.constexpr,
 ):  # fmt: skip
     """Unbind the page of every token that is its page's first; returns the pages found so far."""
     virtual, in_range = _page_of(token, live, num_ids, page_size, WIDE)
+    outside = live & ~in_range
+    code = page_size * 0 + TOKEN_OUT_OF_RANGE
     # Past the first level of cache: the marks were written by exchanges of this program.
     mark = tl.load(marks + virtual, mask=in_range, other=0, cache_modifier=".cg")
     first = in_range & (mark == _mark_of(index, serial))
+    if BORROWED:
+        home = tl.load(v2p + virtual, mask=in_range, other=-1)
+        first = first & (home != -1)
+        outside = outside & ((token < -1) | (token >= page_size))
+        code = tl.where(page_size == 1, ID_OUT_OF_RANGE, TOKEN_OUT_OF_RANGE)
     place = found + tl.cumsum(first.to(tl.int32), 0) - 1
     fits = first & (place < page_count)
     page, freed = _unbind_lanes(
-        v2p, p2v, record, virtual, fits | (live & ~in_range), index,
-        tl.where(in_range, virtual, token), num_pages, num_ids, call_tag, TOKEN_OUT_OF_RANGE,
+        v2p, p2v, holders, record, virtual, fits | outside, index,
+        tl.where(in_range, virtual, token), holder_count, num_pages, num_ids, call_tag, code,
     )  # fmt: skip
     place = tl.where(fits, place, 0)
     tl.store(holes + holes_end + place, page, mask=fits)
-    tl.store(free_ids + free_ids_end + place, freed, mask=fits)
+    if not BORROWED:
+        tl.store(free_ids + free_ids_end + place, freed, mask=fits)
     return found + tl.sum(first.to(tl.int32), 0)
 
 
 @jit()
 def _conclude(
     holes, free_ids, record, found, page_count, holes_end, free_ids_end, call_tag,
-    BLOCK: tl.constexpr,
+    BORROWED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Slots that no page was found for hold -1; a count that differs is recorded."""
     lane = tl.arange(0, BLOCK)
@@ -89,15 +94,18 @@ def _conclude(
         beyond = place < page_count
         place = tl.where(beyond, place, 0)
         tl.store(holes + holes_end + place, place * 0 - 1, mask=beyond)
-        tl.store(free_ids + free_ids_end + place, place * 0 - 1, mask=beyond)
+        if not BORROWED:
+            tl.store(free_ids + free_ids_end + place, place * 0 - 1, mask=beyond)
         start += BLOCK
     only = tl.arange(0, 1).to(tl.int64)
     differs = only * 0 + found != page_count
     _record_fault(record, USAGE, differs, COUNT_DIFFERS, call_tag, only + found, -1, -1, -1)
 
 
-FREE_NUMBERS = ["page_count", "holes_end", "free_ids_end", "num_pages", "num_ids", "call_tag"]
-FREE_POINTERS = ["v2p", "p2v", "holes", "free_ids", "record"]
+FREE_NUMBERS = [
+    "page_count", "holder_count", "holes_end", "free_ids_end", "num_pages", "num_ids", "call_tag",
+]  # fmt: skip
+FREE_POINTERS = ["v2p", "p2v", "holders", "holes", "free_ids", "record"]
 
 
 @jit(
@@ -105,10 +113,10 @@ FREE_POINTERS = ["v2p", "p2v", "holes", "free_ids", "record"]
     do_not_specialize_on_alignment=["marks", "token_ids", *FREE_POINTERS],
 )
 def _unbind_tokens_kernel(
-    v2p, p2v, marks, token_ids, holes, free_ids, record,
-    id_stride, token_count, page_size, page_count, holes_end, free_ids_end,
+    v2p, p2v, holders, marks, token_ids, holes, free_ids, record,
+    id_stride, token_count, page_size, page_count, holder_count, holes_end, free_ids_end,
     num_pages, num_ids, serial, call_tag,
-    WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    WIDE: tl.constexpr, BORROWED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     if _stopped(record) != 0:
         return
@@ -130,12 +138,15 @@ def _unbind_tokens_kernel(
         at = tl.where(live, index, 0) * id_stride
         token = tl.load(token_ids + at, mask=live, other=0).to(tl.int64)
         found = _settle(
-            v2p, p2v, marks, holes, free_ids, record, token, live, index, found,
-            page_size, page_count, holes_end, free_ids_end, num_pages, num_ids, serial, call_tag,
-            WIDE,
+            v2p, p2v, holders, marks, holes, free_ids, record, token, live, index, found,
+            page_size, page_count, holder_count, holes_end, free_ids_end,
+            num_pages, num_ids, serial, call_tag, WIDE, BORROWED,
         )  # fmt: skip
         start += BLOCK
-    _conclude(holes, free_ids, record, found, page_count, holes_end, free_ids_end, call_tag, BLOCK)
+    _conclude(
+        holes, free_ids, record, found, page_count, holes_end, free_ids_end, call_tag,
+        BORROWED, BLOCK,
+    )  # fmt: skip
 
 
 def unbind_tokens(
@@ -147,11 +158,12 @@ def unbind_tokens(
     page_count: int,
     holes: torch.Tensor,
     holes_end: int,
-    free_ids: torch.Tensor,
+    free_ids: torch.Tensor | None,
     free_ids_end: int,
     record: torch.Tensor,
     serial: int,
     call_tag: int,
+    holders: torch.Tensor | None = None,
 ) -> None:
     """Take the pages of ``token_ids`` apart, each once, in one launch and list them as free.
 
@@ -160,7 +172,10 @@ def unbind_tokens(
     ids + 1] and ``p2v`` int64 [pages]: both rows of a page become -1; ``marks`` int64 [virtual ids
     + 1], zero at first. ``serial``: higher than in any earlier call with these marks, 1 to 2**31 -
     1. Written: ``page_count`` slots of both ``lists``, in the order of the pages' first tokens;
-    ``record`` int64 [16].
+    ``record`` int64 [16]. ``holders``: as in ``unbind``.
+
+    With ``free_ids`` None the ids are another pool's and stay its own, and the tokens may have
+    gaps: those of page 0, -1, and those of an id that has no page here are passed over.
 
     A token out of range or of page 0 is refused, a page that is not bound leaves -1 in its slots:
     the record's slot ``USAGE`` keeps the first. So it does if ``page_count`` is not the number of
@@ -176,26 +191,19 @@ def unbind_tokens(
     require_ids("token_ids", token_ids, v2p)
     require_free(v2p, p2v, page_count, holes, holes_end, free_ids, free_ids_end, record)
     require_marks(marks, v2p, token_count, serial)
+    rows, holder_count = holder_rows(v2p, holders)
     is_wide = v2p.numel() * page_size > MAX_INT32
+    is_borrowed = free_ids is None
     launch(
         _unbind_tokens_kernel,
         1,
-        v2p, p2v, marks, token_ids, holes, free_ids, record,
-        token_ids.stride(0), token_count, page_size, page_count,
+        v2p, p2v, rows, marks, token_ids, holes, holes if is_borrowed else free_ids, record,
+        token_ids.stride(0), token_count, page_size, page_count, holder_count,
         holes_end, free_ids_end, p2v.numel(), v2p.numel(), serial, call_tag,
-        variant=(token_ids.dtype, is_wide),
+        variant=(token_ids.dtype, is_wide, is_borrowed),
         warps=SET_WARPS,
-        WIDE=is_wide, BLOCK=SET_LANES,
+        WIDE=is_wide, BORROWED=is_borrowed, BLOCK=SET_LANES,
     )  # fmt: skip
-
-
-def require_marks(marks: torch.Tensor, v2p: torch.Tensor, token_count: int, serial: int) -> None:
-    """Raise ValueError for marks or a serial that cannot order ``token_count`` tokens."""
-    require_words("marks", marks, v2p.numel(), v2p)
-    if not 1 <= serial <= MAX_INT32:
-        raise ValueError(f"serial: expected 1 to {MAX_INT32}, got {serial}")
-    if token_count > MAX_INT32 - SET_LANES:
-        raise ValueError(f"token_ids: at most {MAX_INT32 - SET_LANES}, got {token_count}")
 
 
 def unbind_tokens_host(
@@ -207,15 +215,15 @@ def unbind_tokens_host(
     page_count: int,
     holes: Words,
     holes_end: int,
-    free_ids: Words,
+    free_ids: Words | None,
     free_ids_end: int,
     record: Words,
     serial: int,
     call_tag: int,
+    holders: Words | None = None,
 ) -> None:
     """``unbind_tokens`` on host memory, which needs no marks."""
     if token_ids.size and not is_stopped_host(record):
-        pages = holes[holes_end : holes_end + page_count]
-        freed = free_ids[free_ids_end : free_ids_end + page_count]
+        slots = freed_slots_host(page_count, holes, holes_end, free_ids, free_ids_end)
         named = pages_of_host(token_ids, page_size, v2p.size)
-        unbind_set_host(v2p, p2v, *named, pages, freed, record, call_tag)
+        unbind_set_host(v2p, p2v, named, *slots, record, call_tag, holders, free_ids is None)

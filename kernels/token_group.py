@@ -9,10 +9,11 @@ import numpy as np
 import torch
 import triton.language as tl
 
-from .bind import require_free
-from .distinct import pages_of_host, unbind_set_host
+from .distinct import TokenPages, pages_of_host, unbind_set_host
 from .launch import Words, jit, launch, require_ids
+from .marks import require_marks
 from .record import _stopped, is_stopped_host
+from .slots import freed_slots_host, holder_rows, require_free
 from .token_free import (
     FREE_NUMBERS,
     FREE_POINTERS,
@@ -21,7 +22,6 @@ from .token_free import (
     _conclude,
     _mark,
     _settle,
-    require_marks,
 )
 from .translate import MAX_INT32
 
@@ -53,9 +53,10 @@ def _segment_tokens(segment, index, live):
     do_not_specialize_on_alignment=["marks", "segments", *FREE_POINTERS],
 )
 def _unbind_group_kernel(
-    v2p, p2v, marks, segments, holes, free_ids, record,
-    segment_count, page_count, holes_end, free_ids_end, num_pages, num_ids, serial, call_tag,
-    WIDE: tl.constexpr, SEGMENT: tl.constexpr, BLOCK: tl.constexpr,
+    v2p, p2v, holders, marks, segments, holes, free_ids, record,
+    segment_count, page_count, holder_count, holes_end, free_ids_end,
+    num_pages, num_ids, serial, call_tag,
+    WIDE: tl.constexpr, BORROWED: tl.constexpr, SEGMENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     if _stopped(record) != 0:
         return
@@ -87,14 +88,17 @@ def _unbind_group_kernel(
             live = start + lane < token_count
             token = _segment_tokens(segment, start + lane, live)
             found = _settle(
-                v2p, p2v, marks, holes, free_ids, record, token, live, before + start + lane,
-                found, page_size, page_count, holes_end, free_ids_end, num_pages, num_ids,
-                serial, call_tag, WIDE,
+                v2p, p2v, holders, marks, holes, free_ids, record, token, live,
+                before + start + lane, found, page_size, page_count, holder_count,
+                holes_end, free_ids_end, num_pages, num_ids, serial, call_tag, WIDE, BORROWED,
             )  # fmt: skip
             start += BLOCK
         before += token_count
         number += 1
-    _conclude(holes, free_ids, record, found, page_count, holes_end, free_ids_end, call_tag, BLOCK)
+    _conclude(
+        holes, free_ids, record, found, page_count, holes_end, free_ids_end, call_tag,
+        BORROWED, BLOCK,
+    )  # fmt: skip
 
 
 def unbind_group(
@@ -105,11 +109,12 @@ def unbind_group(
     page_count: int,
     holes: torch.Tensor,
     holes_end: int,
-    free_ids: torch.Tensor,
+    free_ids: torch.Tensor | None,
     free_ids_end: int,
     record: torch.Tensor,
     serial: int,
     call_tag: int,
+    holders: torch.Tensor | None = None,
 ) -> None:
     """``unbind_tokens`` of all ``segments`` one after another: one upload and one launch.
 
@@ -127,16 +132,18 @@ def unbind_group(
         rows.append([ids.data_ptr(), ids.numel(), ids.stride(0), page_size, narrow])
     pinned = torch.tensor(rows, dtype=torch.int64, device="cpu", pin_memory=v2p.is_cuda)
     described = pinned.view(-1).to(v2p.device, non_blocking=True)
+    rows_held, holder_count = holder_rows(v2p, holders)
     is_wide = v2p.numel() * max(each.page_size for each in segments) > MAX_INT32
+    is_borrowed = free_ids is None
     launch(
         _unbind_group_kernel,
         1,
-        v2p, p2v, marks, described, holes, free_ids, record,
-        len(segments), page_count, holes_end, free_ids_end,
+        v2p, p2v, rows_held, marks, described, holes, holes if is_borrowed else free_ids, record,
+        len(segments), page_count, holder_count, holes_end, free_ids_end,
         p2v.numel(), v2p.numel(), serial, call_tag,
-        variant=(is_wide,),
+        variant=(is_wide, is_borrowed),
         warps=SET_WARPS,
-        WIDE=is_wide, SEGMENT=SEGMENT_WORDS, BLOCK=SET_LANES,
+        WIDE=is_wide, BORROWED=is_borrowed, SEGMENT=SEGMENT_WORDS, BLOCK=SET_LANES,
     )  # fmt: skip
 
 
@@ -148,18 +155,17 @@ def unbind_group_host(
     page_count: int,
     holes: Words,
     holes_end: int,
-    free_ids: Words,
+    free_ids: Words | None,
     free_ids_end: int,
     record: Words,
     serial: int,
     call_tag: int,
+    holders: Words | None = None,
 ) -> None:
     """``unbind_group`` on host memory, which needs no marks."""
     if is_stopped_host(record) or not any(each.token_ids.size for each in segments):
         return
     parts = [pages_of_host(each.token_ids, each.page_size, v2p.size) for each in segments]
-    ids = np.concatenate([part[0] for part in parts])
-    in_range = np.concatenate([part[1] for part in parts])
-    pages = holes[holes_end : holes_end + page_count]
-    freed = free_ids[free_ids_end : free_ids_end + page_count]
-    unbind_set_host(v2p, p2v, ids, in_range, pages, freed, record, call_tag)
+    named = TokenPages(*map(np.concatenate, zip(*parts, strict=True)))
+    slots = freed_slots_host(page_count, holes, holes_end, free_ids, free_ids_end)
+    unbind_set_host(v2p, p2v, named, *slots, record, call_tag, holders, free_ids is None)

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 import triton.language as tl
 
-from .bind import Take, bind_taken_host, require_grow
+from .bind import bind_taken_host
 from .lanes import _bind_lanes
 from .launch import LANES, Words, jit, launch, require_ids
 from .record import (
@@ -21,6 +21,7 @@ from .record import (
     record_count_host,
     record_fault_host,
 )
+from .take import Take, require_grow
 from .translate import MAX_INT32
 
 GROW_NUMBERS = [*Take._fields, "num_pages", "num_ids", "call_tag"]

@@ -7,12 +7,12 @@ import numpy.typing as npt
 import torch
 import triton.language as tl
 
-from .bind import require_free
 from .distinct import pages_of_host, unbind_listed_host
 from .host import unbind_good_host
 from .lanes import _unbind_lanes
 from .launch import LANES, Words, jit, launch, require_ids
 from .record import TOKEN_OUT_OF_PLACE, TOKEN_OUT_OF_RANGE, _stopped, is_stopped_host
+from .slots import holder_rows, require_free
 from .token_free import FREE_NUMBERS, FREE_POINTERS, _page_of
 from .translate import MAX_INT32
 
@@ -22,8 +22,9 @@ from .translate import MAX_INT32
     do_not_specialize_on_alignment=["token_ids", *FREE_POINTERS],
 )
 def _unbind_run_kernel(
-    v2p, p2v, token_ids, holes, free_ids, record,
-    head_stride, page_size, page_count, holes_end, free_ids_end, num_pages, num_ids, call_tag,
+    v2p, p2v, holders, token_ids, holes, free_ids, record,
+    head_stride, page_size, page_count, holder_count, holes_end, free_ids_end,
+    num_pages, num_ids, call_tag,
     WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     if _stopped(record) != 0:
@@ -35,8 +36,8 @@ def _unbind_run_kernel(
     virtual, in_range = _page_of(token, live, num_ids, page_size, WIDE)
     in_place = in_range & (virtual * page_size == token)
     page, freed = _unbind_lanes(
-        v2p, p2v, record, tl.where(in_place, virtual, 0), live, lane,
-        tl.where(in_place, virtual, token), num_pages, num_ids, call_tag,
+        v2p, p2v, holders, record, tl.where(in_place, virtual, 0), live, lane,
+        tl.where(in_place, virtual, token), holder_count, num_pages, num_ids, call_tag,
         tl.where(in_range, TOKEN_OUT_OF_PLACE, TOKEN_OUT_OF_RANGE),
     )  # fmt: skip
     tl.store(holes + holes_end + lane, page, mask=live)
@@ -54,6 +55,7 @@ def unbind_run(
     free_ids_end: int,
     record: torch.Tensor,
     call_tag: int,
+    holders: torch.Tensor | None = None,
 ) -> None:
     """Take apart the pages of a run of tokens that starts with a page, in one launch.
 
@@ -68,12 +70,13 @@ def unbind_run(
         return
     require_ids("token_ids", heads, v2p)
     require_free(v2p, p2v, page_count, holes, holes_end, free_ids, free_ids_end, record)
+    rows, holder_count = holder_rows(v2p, holders)
     is_wide = v2p.numel() * page_size > MAX_INT32
     launch(
         _unbind_run_kernel,
         -(-page_count // LANES),
-        v2p, p2v, heads, holes, free_ids, record,
-        heads.stride(0), page_size, page_count, holes_end, free_ids_end,
+        v2p, p2v, rows, heads, holes, free_ids, record,
+        heads.stride(0), page_size, page_count, holder_count, holes_end, free_ids_end,
         p2v.numel(), v2p.numel(), call_tag,
         variant=(token_ids.dtype, is_wide),
         WIDE=is_wide, BLOCK=LANES,
@@ -91,22 +94,23 @@ def unbind_run_host(
     free_ids_end: int,
     record: Words,
     call_tag: int,
+    holders: Words | None = None,
 ) -> None:
     """``unbind_run`` on host memory."""
     heads = token_ids[::page_size]
     if heads.size == 0 or is_stopped_host(record):
         return
-    ids, in_range = pages_of_host(heads, page_size, v2p.size)
+    ids, in_range, *_ = pages_of_host(heads, page_size, v2p.size)
     in_place = in_range & (ids * page_size == heads)
     pages = holes[holes_end : holes_end + heads.size]
     freed = free_ids[free_ids_end : free_ids_end + heads.size]
     freed[:] = ids
-    if in_place.all() and unbind_good_host(v2p, p2v, freed, pages):
+    if in_place.all() and unbind_good_host(v2p, p2v, freed, pages, holders):
         return
     rows = np.flatnonzero(in_place)
     index = rows[np.unique(ids[rows], return_index=True)[1]]
-    outside = np.where(in_range, TOKEN_OUT_OF_PLACE.value, TOKEN_OUT_OF_RANGE.value)
+    code = np.where(in_range, TOKEN_OUT_OF_PLACE.value, TOKEN_OUT_OF_RANGE.value)
     pages[:], freed[:] = unbind_listed_host(
-        v2p, p2v, np.where(in_place, ids, heads), in_place, index, in_place, outside,
-        record, call_tag,
+        v2p, p2v, np.where(in_place, ids, heads), index, in_place, ~in_place, code,
+        record, call_tag, holders,
     )  # fmt: skip

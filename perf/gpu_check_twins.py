@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from kvdefrag.kernels.bind import Take, bind, bind_host, unbind, unbind_host
+from kvdefrag.kernels.bind import bind, bind_host, unbind, unbind_host
 from kvdefrag.kernels.gather import gather_virtual, gather_virtual_host
 from kvdefrag.kernels.launch import LANES, Words
 from kvdefrag.kernels.rebind import rebind, rebind_host
 from kvdefrag.kernels.record import CORRUPT, RECORD_WORDS
+from kvdefrag.kernels.take import Take
 from kvdefrag.kernels.translate import (
     translate,
     translate_host,

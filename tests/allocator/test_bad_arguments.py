@@ -97,7 +97,7 @@ def test_host_ids_that_cannot_be_live(rig, ids, message):
 
 @pytest.mark.parametrize("ids", [torch.arange(1, 7), [1, 2, 3, 5, 6, 7]])
 def test_free_of_more_than_is_live(rig, ids):
-    with pytest.raises(UsageError, match="virtual_ids: 6 ids, but pool 'a' has 5 live pages"):
+    with pytest.raises(UsageError, match="virtual_ids: 6 pages, but pool 'a' has 5 live pages"):
         rig.pool.free(ids)
 
 

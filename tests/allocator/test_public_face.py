@@ -39,7 +39,10 @@ SIGNATURES = {
     MultiEndedAllocator: {
         "alloc": "page_count",
         "try_alloc": "page_count",
-        "free": "virtual_ids",
+        "free": "virtual_ids, cascade",
+        "bind": "virtual_ids",
+        "release": "virtual_ids, page_count",
+        "release_tokens": "token_ids, page_count",
         "flush": "urgent, max_moves, max_bytes",
         "lease": "virtual_ids",
         "available": "",
@@ -47,13 +50,14 @@ SIGNATURES = {
         "translate": "virtual_ids",
         "translate_tokens": "token_ids, out, out_width",
         "alloc_tokens": "token_count",
-        "free_tokens": "token_ids, page_count",
-        "free_token_run": "token_ids",
+        "free_tokens": "token_ids, page_count, cascade",
+        "free_token_run": "token_ids, cascade",
         "extend": "prefix_lens, new_lens, last_tokens, page_count, token_count",
         "decode": "last_tokens, page_count",
     },
     PoolSpec: {
-        "__init__": "name, page_bytes, page_size, grows, virtual_pages, mover, zero_on_alloc"
+        "__init__": "name, page_bytes, page_size, grows, virtual_pages, mover, zero_on_alloc, "
+        "ids_from"
     },
 }
 DEFAULTS = {

@@ -18,6 +18,7 @@ from triton.compiler import ASTSource
 
 from kvdefrag.kernels import (
     bind,
+    borrow,
     copy,
     gather,
     layered,
@@ -36,7 +37,7 @@ AMD = {"gfx942": GPUTarget("hip", "gfx942", 64)}
 TARGETS = {**NVIDIA, **AMD}
 
 MODULES = (
-    bind, copy, gather, layered, rebind, translate,
+    bind, borrow, copy, gather, layered, rebind, translate,
     token_extend, token_free, token_group, token_grow, token_run, zero,
 )  # fmt: skip
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"

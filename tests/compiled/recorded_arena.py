@@ -12,6 +12,7 @@ from kvdefrag import Arena, PoolSpec
 from kvdefrag.kernels import backend
 from kvdefrag.kernels.backend import TritonBackend
 from kvdefrag.kernels.bind import bind_host, unbind_host
+from kvdefrag.kernels.borrow import bind_borrowed_host
 from kvdefrag.kernels.copy import Rebinding, copy_pages_host
 from kvdefrag.kernels.gather import gather_virtual_host
 from kvdefrag.kernels.rebind import rebind_host
@@ -27,6 +28,7 @@ from .stand_in_driver import StandInDriver
 
 TWINS: dict[str, Callable[..., Any]] = {
     "bind": bind_host,
+    "bind_borrowed": bind_borrowed_host,
     "unbind": unbind_host,
     "gather_virtual": gather_virtual_host,
     "copy_pages": copy_pages_host,

@@ -12,11 +12,13 @@ from triton.backends.compiler import GPUTarget
 
 from kvdefrag import Arena, PoolSpec
 from kvdefrag.kernels import launch
-from kvdefrag.kernels.bind import Take, bind, unbind
+from kvdefrag.kernels.bind import bind, unbind
+from kvdefrag.kernels.borrow import bind_borrowed
 from kvdefrag.kernels.copy import Rebinding, copy_pages
 from kvdefrag.kernels.gather import gather_virtual
 from kvdefrag.kernels.layered import Layers, copy_pages_layered
 from kvdefrag.kernels.rebind import rebind
+from kvdefrag.kernels.take import Take
 from kvdefrag.kernels.token_extend import extend
 from kvdefrag.kernels.token_free import unbind_tokens
 from kvdefrag.kernels.token_group import Segment, unbind_group
@@ -43,12 +45,13 @@ VARIANTS = {
     "_bind_kernel": 1,
     "_gather_virtual_kernel": 1,
     "_rebind_kernel": 1,
-    "_unbind_kernel": 2,  # by the dtype of the ids
+    "_bind_borrowed_kernel": 2,  # by the dtype of the ids
+    "_unbind_kernel": 4,  # by the dtype of the ids, and whether they are the pool's own
     "_translate_kernel": 2,
     "_translate_tokens_kernel": 8,  # by both dtypes, and 32-bit or 64-bit division
     "_bind_tokens_kernel": 1,
-    "_unbind_group_kernel": 2,  # by 32-bit or 64-bit division
-    "_unbind_tokens_kernel": 4,  # by the dtype of the ids, too
+    "_unbind_group_kernel": 4,  # by 32-bit or 64-bit division, and whose the ids are
+    "_unbind_tokens_kernel": 8,  # by the dtype of the ids, too
     "_unbind_run_kernel": 4,
     "_decode_kernel": 4,
     "_extend_kernel": 4,
@@ -74,6 +77,11 @@ def launch_tables(count: int, offset: int, stride: int) -> None:
     for dtype in DTYPES:
         ids = torch.zeros(count * stride + offset, dtype=dtype)[offset::stride]
         unbind(table, table, ids, table, offset, table, stride, RECORD, count << 8)
+        rows = words(table.numel() * stride, offset).view(stride, -1)
+        unbind(table, table, ids, table, offset, table, stride, RECORD, count, rows)
+        unbind(table, table, ids, table, offset, None, 0, RECORD, count)
+        one_more = take._replace(page_count=ids.numel())
+        bind_borrowed(table, table, table, table, ids, table, RECORD, one_more, 1 + offset, count)
         translate(table, ids, count)
         for out_dtype, page_size in product(DTYPES, (1, 16, 2**28)):
             out = torch.zeros(count * stride + offset, dtype=out_dtype)[offset::stride]
@@ -90,11 +98,14 @@ def launch_tokens(count: int, offset: int, stride: int) -> None:
         ids = torch.zeros(count * stride + offset, dtype=dtype)[offset::stride][:count]
         unbind_tokens(*tables, table, ids, page_size, count, *slots, 1 + offset, count)
         unbind_group(*tables, table, [Segment(ids, page_size)], count, *slots, 1 + offset, count)
+        borrowed = (table, offset, None, 0, RECORD)
+        unbind_tokens(*tables, table, ids, page_size, count, *borrowed, 1, count)
+        unbind_group(*tables, table, [Segment(ids, page_size)], count, *borrowed, 1, count)
         unbind_run(*tables, ids, page_size, *slots, count)
         decode(*tables, ids, page_size, *lists, take, count)
         extend(*tables, ids, ids, ids, count, page_size, *lists, take, count)
     for page_bytes in PAGE_BYTES:
-        zero_pages(BUFFER[:-16], page_bytes, *tables, *lists, take)
+        zero_pages(BUFFER[:-16], page_bytes, *tables, table, RECORD, take)
 
 
 def launch_copies(count: int, offset: int) -> None:
@@ -268,6 +279,36 @@ def test_prewarmed_mover_compiles_and_loads_nothing(
     compiled = len(gpu.compiled)
     assert use(arena, "own") > 50
     assert len(gpu.compiled) == len(gpu.loaded) == compiled == 11 + 10
+
+
+def test_prewarmed_borrower_compiles_and_loads_nothing(
+    gpu: StandInDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = 2**23  # token ids of more than 32 bits
+    borrower = PoolSpec("window", page_bytes=64, grows="float", zero_on_alloc=True, ids_from="full")
+    arena = recorded_arena(monkeypatch, [PoolSpec("full", 128, wide), borrower], 1 << 16)
+    arena.prewarm()
+    compiled = len(gpu.compiled)
+    full, window = arena["full"], arena["window"]
+    for count, dtype in product((2, 16, 40), DTYPES):
+        ids = full.alloc(3 * count).to(dtype)
+        window.bind(ids)
+        window.release(ids[:count])
+        window.release(ids[: 2 * count], count)
+        window.release_tokens(ids[: 2 * count + 1], 1)
+        full.free_tokens(ids.long()[: 2 * count + 1] * wide, 2 * count + 1)
+        with arena.free_group():
+            full.free_token_run(ids.long()[2 * count + 1 : 2 * count + 2] * wide)
+            window.release(ids[2 * count + 1 :])
+            window.release_tokens(ids[:count], 0)
+            full.free(ids[2 * count + 2 :])
+        arena.check(deep=True)
+        ids = full.alloc(2 * count)
+        window.bind(ids[count:])
+        full.free(ids.to(dtype), cascade={"window": count})
+        arena.flush(urgent=True)
+    assert (full.live_pages, window.live_pages) == (0, 0)
+    assert len(gpu.compiled) == len(gpu.loaded) == compiled
 
 
 def test_two_arenas_share_their_kernels(

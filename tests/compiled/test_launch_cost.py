@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from kvdefrag.kernels import bind, copy
-from kvdefrag.kernels.bind import Take
 from kvdefrag.kernels.copy import CHUNK_WORDS, FLAT_UNITS, WORDS
 from kvdefrag.kernels.launch import LANES, launch
+from kvdefrag.kernels.take import Take
 
 from .stand_in_driver import StandInDriver
 

@@ -15,7 +15,7 @@ from kvdefrag.kernels.translate import _translate_kernel, translate
 from .recorded_arena import Seen, recorded_arena, seen_during
 from .stand_in_driver import StandInDriver
 
-BIND, UNBIND = "_bind_kernel", "_unbind_kernel"
+BIND, UNBIND, BIND_BORROWED = "_bind_kernel", "_unbind_kernel", "_bind_borrowed_kernel"
 TRANSLATE, TOKENS = "_translate_kernel", "_translate_tokens_kernel"
 GATHER, REBIND = "_gather_virtual_kernel", "_rebind_kernel"
 FLAT, CHUNKED = "_copy_flat_kernel", "_copy_chunked_kernel"
@@ -104,6 +104,39 @@ def test_one_launch_for_every_token_call(rig: Rig, name: str) -> None:
     _, seen = rig.run(group)
     assert (seen.kernels, seen.backend_launches) == ([FREE_GROUP], 1)
     assert pool.live_pages == 1
+
+
+def test_one_launch_for_every_call_with_borrowed_ids(
+    gpu: StandInDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = [
+        PoolSpec("full", page_bytes=4096, page_size=4),
+        PoolSpec("window", page_bytes=512, page_size=4, grows="float", ids_from="full"),
+    ]
+    arena = recorded_arena(monkeypatch, specs, 1 << 21)
+    full, window = arena["full"], arena["window"]
+    ids = full.alloc(300)
+
+    def expect(call: Call, *kernels: str) -> None:
+        with seen_during(gpu, arena) as seen:
+            call()
+        assert (seen.kernels, seen.operators) == (list(kernels), [])
+        arena.check(deep=True)
+
+    def group() -> None:
+        with arena.free_group():
+            full.free(ids[20:30])
+            window.release(ids[19:30], 10)
+
+    expect(lambda: window.bind(ids), BIND_BORROWED)
+    expect(lambda: window.release(ids[:10]), UNBIND)
+    expect(lambda: window.release(ids[:20], 10), FREE_SET)
+    tokens = ids * 4
+    expect(lambda: window.release_tokens(tokens[:20], 0), FREE_SET)
+    expect(lambda: full.free(ids[:10]), UNBIND)
+    expect(group, FREE_SET, FREE_SET)
+    expect(lambda: full.free(ids[30:90], cascade={"window": 60}), FREE_SET, UNBIND)
+    assert (full.live_pages, window.live_pages) == (220, 210)
 
 
 def test_pages_are_zeroed_right_behind_the_bind(

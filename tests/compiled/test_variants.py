@@ -5,10 +5,12 @@ from itertools import product
 import pytest
 import torch
 
-from kvdefrag.kernels.bind import Take, bind, unbind
+from kvdefrag.kernels.bind import bind, unbind
+from kvdefrag.kernels.borrow import bind_borrowed
 from kvdefrag.kernels.copy import Rebinding, copy_pages
 from kvdefrag.kernels.gather import gather_virtual
 from kvdefrag.kernels.rebind import rebind
+from kvdefrag.kernels.take import Take
 from kvdefrag.kernels.token_extend import extend
 from kvdefrag.kernels.token_free import unbind_tokens
 from kvdefrag.kernels.token_group import Segment, unbind_group
@@ -50,6 +52,9 @@ def launch_tokens(
     bind_tokens(table, table, *lists, take, count, page_size, 1)
     unbind_tokens(table, table, table, ids, page_size, count, *slots, count, 1)
     unbind_group(table, table, table, [Segment(ids, page_size)], count, *slots, count, 1)
+    borrowed = (table, 0, None, 0, record)
+    unbind_tokens(table, table, table, ids, page_size, count, *borrowed, count, 1)
+    unbind_group(table, table, table, [Segment(ids, page_size)], count, *borrowed, count, 1)
     unbind_run(table, table, ids, page_size, *slots, 1)
     decode(table, table, ids, page_size, *lists, take, 1)
     extend(table, table, ids, ids, ids, count, page_size, *lists, take, 1)
@@ -74,7 +79,10 @@ def mixed_launches() -> list[Launch]:
             for dtype, out_dtype in product((torch.int32, torch.int64), repeat=2):
                 ids = torch.zeros(count * stride + offset, dtype=dtype)[offset::stride]
                 out = torch.zeros(count * stride + offset, dtype=out_dtype)[offset::stride]
-                unbind(table, table, ids, table, 0, table, 0, record, 1)
+                unbind(table, table, ids, table, 0, table, 0, record, 1, table.view(1, -1))
+                unbind(table, table, ids, table, 0, None, 0, record, 1)
+                bound = take._replace(page_count=ids.numel())
+                bind_borrowed(table, table, table, table, ids, table, record, bound, count, 1)
                 translate(table, ids, count)
                 for page_size in (1, 16, 2**28):
                     translate_tokens(table, ids, out, 1, page_size)

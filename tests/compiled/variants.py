@@ -4,11 +4,13 @@ from itertools import product
 
 import torch
 
-from kvdefrag.kernels.bind import Take, bind, unbind
+from kvdefrag.kernels.bind import bind, unbind
+from kvdefrag.kernels.borrow import bind_borrowed
 from kvdefrag.kernels.copy import Rebinding, copy_pages
 from kvdefrag.kernels.gather import gather_virtual
 from kvdefrag.kernels.layered import Layers, copy_pages_layered
 from kvdefrag.kernels.rebind import rebind
+from kvdefrag.kernels.take import Take
 from kvdefrag.kernels.token_extend import extend
 from kvdefrag.kernels.token_free import unbind_tokens
 from kvdefrag.kernels.token_group import Segment, unbind_group
@@ -31,10 +33,23 @@ TAKE = Take(4, 0, 1, 1, 1, 1, 1, 0, 2, 1)
 
 def launch_tables() -> list[str]:
     """One launch of each table kernel, for every dtype of its ids; returns their names."""
-    names = ["gather_virtual", "rebind", "bind"]
+    names = [
+        "gather_virtual",
+        "rebind",
+        "bind",
+        *(
+            f"{kind}-{dtype}"
+            for dtype in ("int32", "int64")
+            for kind in ("bind_borrowed", "unbind_borrowed")
+        ),
+    ]
     gather_virtual(TABLE, TABLE, PAIRS, PAIRS, PAIRS, RECORD, 1)
     rebind(TABLE, TABLE, PAIRS, PAIRS, PAIRS, RECORD)
     bind(TABLE, TABLE, TABLE, TABLE, RECORD, TAKE, 1)
+    for dtype in ID_DTYPES:
+        ids = PAIRS.to(dtype)
+        bind_borrowed(TABLE, TABLE, TABLE, TABLE, ids, TABLE, RECORD, TAKE, 1, 1)
+        unbind(TABLE, TABLE, ids, TABLE, 0, None, 0, RECORD, 1)
     for dtype in ID_DTYPES:
         kind = str(dtype).removeprefix("torch.")
         names += [f"unbind-{kind}", f"translate-{kind}"]
@@ -51,17 +66,24 @@ def launch_tables() -> list[str]:
 
 def launch_tokens() -> list[str]:
     """One launch of each kernel that takes or gives token ids; returns their names."""
-    names = ["bind_tokens", *(f"unbind_group{wide}" for wide in ("", "-wide"))]
+    kinds = ("unbind_group", "unbind_group_borrowed")
+    names = ["bind_tokens", *(f"{kind}{wide}" for wide in ("", "-wide") for kind in kinds)]
     lists, slots = (TABLE, TABLE, RECORD), (TABLE, 0, TABLE, 0, RECORD)
+    borrowed = (TABLE, 0, None, 0, RECORD)
     bind_tokens(TABLE, TABLE, *lists, TAKE, 4, 16, 1)
     for page_size in (16, 2**30):
         segments = [Segment(PAIRS, page_size), Segment(PAIRS.int(), 1)]
         unbind_group(TABLE, TABLE, TABLE, segments, 4, *slots, 1, 1)
+        unbind_group(TABLE, TABLE, TABLE, segments, 4, *borrowed, 1, 1)
     for dtype, (page_size, wide) in product(ID_DTYPES, ((16, ""), (2**30, "-wide"))):
         kind = str(dtype).removeprefix("torch.") + wide
-        names += [f"{name}-{kind}" for name in ("unbind_tokens", "unbind_run", "decode", "extend")]
+        kernels = (
+            "unbind_tokens", "unbind_tokens_borrowed", "unbind_run", "decode", "extend",
+        )  # fmt: skip
+        names += [f"{name}-{kind}" for name in kernels]
         ids = PAIRS.to(dtype)
         unbind_tokens(TABLE, TABLE, TABLE, ids, page_size, 4, *slots, 1, 1)
+        unbind_tokens(TABLE, TABLE, TABLE, ids, page_size, 4, *borrowed, 1, 1)
         unbind_run(TABLE, TABLE, ids, page_size, *slots, 1)
         decode(TABLE, TABLE, ids, page_size, *lists, TAKE, 1)
         extend(TABLE, TABLE, ids, ids, ids, 4, page_size, *lists, TAKE, 1)
@@ -72,7 +94,7 @@ def launch_zeros() -> list[str]:
     """One launch of the zeroing kernel for every unit; returns their names."""
     for unit_bytes in UNIT_BYTES:
         buffer = torch.zeros(64 * unit_bytes, dtype=torch.uint8)
-        zero_pages(buffer, 3 * unit_bytes, TABLE, TABLE, TABLE, TABLE, RECORD, TAKE)
+        zero_pages(buffer, 3 * unit_bytes, TABLE, TABLE, TABLE, RECORD, TAKE)
     return [f"zero-{unit_bytes}" for unit_bytes in UNIT_BYTES]
 
 
@@ -95,10 +117,9 @@ def recorded() -> dict[str, Launch]:
     return dict(zip(names, launches, strict=True))
 
 
+BY_TOKEN = ("bind_tokens", "unbind_tokens", "unbind_group", "unbind_run", "decode", "extend")
 LAUNCHES = recorded()
 COPIES = [name for name in LAUNCHES if name.startswith(("copy", "layered"))]
 ZEROS = [name for name in LAUNCHES if name.startswith("zero")]
-TOKENS = [
-    name for name in LAUNCHES if name.startswith(("bind_tokens", "unbind_", "decode", "extend"))
-]
+TOKENS = [name for name in LAUNCHES if name.startswith(BY_TOKEN)]
 TABLES = [name for name in LAUNCHES if name not in COPIES + ZEROS + TOKENS]

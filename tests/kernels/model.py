@@ -3,7 +3,9 @@
 Written from the launchers' docstrings; shares no code with either.
 """
 
-from kvdefrag.kernels.bind import Take
+from collections.abc import Sequence
+
+from kvdefrag.kernels.take import Take
 
 ID_OUT_OF_RANGE = 1
 ID_NOT_BOUND = 2
@@ -12,6 +14,9 @@ PAGE_UNBOUND = 4
 PAGE_TAKEN = 5
 ID_TAKEN = 6
 TABLES_DISAGREE = 7
+ID_NOT_LENT = 8
+ID_BOUND_HERE = 9
+ID_HELD = 10
 
 USAGE = 0
 CORRUPT = 8
@@ -92,26 +97,64 @@ def bind(
     return out
 
 
+def bind_borrowed(
+    v2p: Row, p2v: Row, lender_v2p: Row, marks: Row, virtual_ids: Row, holes: Row, record: Row,
+    take: Take, serial: int, call_tag: int,
+) -> None:  # fmt: skip
+    pages = holes[take.head :][: take.head_count] + holes[take.newer :][: take.newer_count]
+    front = take.page_count - take.back_count - len(pages)
+    pages += [take.first_page + step * take.page_step for step in range(front)]
+    pages += [take.back_page - step * take.page_step for step in range(take.back_count)]
+    if record[CORRUPT]:
+        return
+    seen = []
+    for index, (page, virtual) in enumerate(zip(pages, virtual_ids, strict=True)):
+        if page == -1:
+            continue
+        if not is_row(p2v, page):
+            fault(record, CORRUPT, PAGE_OUT_OF_RANGE, call_tag, index, -1, page, virtual)
+        elif p2v[page] != -1:
+            fault(record, CORRUPT, PAGE_TAKEN, call_tag, index, -1, page, virtual)
+        elif not is_row(v2p, virtual):
+            fault(record, USAGE, ID_OUT_OF_RANGE, call_tag, index, -1, -1, virtual)
+        elif lender_v2p[virtual] == -1:
+            fault(record, USAGE, ID_NOT_LENT, call_tag, index, -1, -1, virtual)
+        elif virtual in seen or v2p[virtual] != -1:
+            fault(record, USAGE, ID_BOUND_HERE, call_tag, index, -1, -1, virtual)
+        else:
+            v2p[virtual], p2v[page] = page, virtual
+        if is_row(p2v, page):
+            seen.append(virtual)
+
+
+def is_held(holders: Sequence[Row], virtual: int) -> bool:
+    return any(is_row(row, virtual) and row[virtual] != -1 for row in holders)
+
+
 def unbind(
     v2p: Row, p2v: Row, virtual_ids: Row,
-    holes: Row, holes_end: int, free_ids: Row, free_ids_end: int,
-    record: Row, call_tag: int,
+    holes: Row, holes_end: int, free_ids: Row | None, free_ids_end: int,
+    record: Row, call_tag: int, holders: Sequence[Row] = (),
 ) -> None:  # fmt: skip
     if record[CORRUPT]:
         return
     seen = set()
     for index, virtual in enumerate(virtual_ids):
-        page = v2p[virtual] if is_row(v2p, virtual) and virtual not in seen else -1
+        held = is_held(holders, virtual)
+        asked = is_row(v2p, virtual) and virtual not in seen and not held
+        page = v2p[virtual] if asked else -1
         seen.add(virtual)
         good = is_row(p2v, page) and p2v[page] == virtual
         holes[holes_end + index] = page if good else -1
-        free_ids[free_ids_end + index] = virtual if good else -1
+        if free_ids is not None:
+            free_ids[free_ids_end + index] = virtual if good else -1
         if good:
             v2p[virtual] = p2v[page] = -1
         elif page != -1:
             fault(record, CORRUPT, TABLES_DISAGREE, call_tag, index, page, -1, virtual)
         else:
             code = ID_NOT_BOUND if is_row(v2p, virtual) else ID_OUT_OF_RANGE
+            code = ID_HELD if held else code
             fault(record, USAGE, code, call_tag, index, -1, -1, virtual)
 
 

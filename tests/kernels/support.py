@@ -2,13 +2,14 @@
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from kvdefrag.kernels import (
     bind,
+    borrow,
     gather,
     rebind,
     token_extend,
@@ -40,6 +41,7 @@ OPERATIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[...
     "gather_virtual": (gather.gather_virtual, gather.gather_virtual_host, model.gather_virtual),
     "rebind": (rebind.rebind, rebind.rebind_host, model.rebind),
     "bind": (bind.bind, bind.bind_host, model.bind),
+    "bind_borrowed": (borrow.bind_borrowed, borrow.bind_borrowed_host, model.bind_borrowed),
     "unbind": (bind.unbind, bind.unbind_host, model.unbind),
     "translate": (translate.translate, translate.translate_host, model.translate),
     "translate_tokens": (
@@ -98,6 +100,20 @@ class Region:
 State = dict[str, Region]
 
 
+class Rows(NamedTuple):
+    """The region ``name`` as rows of ``width`` words; changes of a model's rows are lost."""
+
+    name: str
+    width: int
+
+    def of_tensor(self, state: State) -> torch.Tensor:
+        return state[self.name].inner.view(-1, self.width)
+
+    def of_list(self, rows: dict[str, list[int]]) -> list[list[int]]:
+        values = rows[self.name]
+        return [values[start : start + self.width] for start in range(0, len(values), self.width)]
+
+
 def words(values: Sequence[int]) -> Region:
     """int64 words between guards that are neither -1 nor alike."""
     whole = torch.arange(len(values) + 2 * GUARD_WORDS) + 2**61
@@ -143,15 +159,24 @@ def differences(got: torch.Tensor, want: torch.Tensor) -> list[tuple[int, int, i
 def check(name: str, state: State, *arguments: Any, interpret: bool = True) -> State:
     """Run an operation on copies of ``state`` three ways; returns the state that all agree on.
 
-    A string among ``arguments`` names a region. Every word of every region is compared.
+    A string among ``arguments`` names a region, and so do ``Rows``. Every word of every region is
+    compared.
     """
     launcher, twin, plain = OPERATIONS[name]
     rows = {key: row(state, key) for key in state}
-    wanted = plain(*(rows[a] if isinstance(a, str) else a for a in arguments))
+    wanted = plain(
+        *(
+            a.of_list(rows) if isinstance(a, Rows) else rows[a] if isinstance(a, str) else a
+            for a in arguments
+        )
+    )
     after = {key: state[key].holding(rows[key]) for key in state}
     for way in (twin, launcher) if interpret else (twin,):
         copy = {key: region.clone() for key, region in state.items()}
-        tensors = [copy[a].inner if isinstance(a, str) else a for a in arguments]
+        tensors = [
+            a.of_tensor(copy) if isinstance(a, Rows) else copy[a].inner if isinstance(a, str) else a
+            for a in arguments
+        ]
         if way is twin:
             tensors = [a.numpy() if isinstance(a, torch.Tensor) else a for a in tensors]
         with checked_memory(*(region.extent for region in copy.values())):

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvdefrag.kernels.bind import Take, bind_host
+from kvdefrag.kernels.bind import bind_host
+from kvdefrag.kernels.take import Take
 
 from .support import SIZED, TWIN_SIZES, State, check, row, tables, words
 

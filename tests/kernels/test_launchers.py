@@ -8,6 +8,7 @@ import torch
 
 from kvdefrag.kernels import (
     bind,
+    borrow,
     copy,
     gather,
     launch,
@@ -19,7 +20,7 @@ from kvdefrag.kernels import (
     translate,
     zero,
 )
-from kvdefrag.kernels.bind import Take
+from kvdefrag.kernels.take import Take
 
 TAKE = Take(4, 1, 2, 5, 1, 1, 1, 3, 2, 1)
 
@@ -38,6 +39,10 @@ def arguments(name: str) -> dict[str, Any]:
     tokens = {"token_ids": int64(4), "page_size": 1}
     buffer = {"buffer": torch.zeros(96, dtype=torch.uint8)}
     return {
+        "bind_borrowed": {
+            **tables, "lender_v2p": int64(10), "marks": int64(10), "virtual_ids": int64(4),
+            "holes": int64(6), **record, "take": TAKE, "serial": 1, "call_tag": 1,
+        },
         "unbind_tokens": {
             **tables, "marks": int64(10), **tokens, "page_count": 4, **lists, **record,
             "serial": 1, "call_tag": 1,
@@ -49,7 +54,9 @@ def arguments(name: str) -> dict[str, Any]:
             **tables, "prefix_lens": int64(4), "new_lens": int64(4), "last_tokens": int64(4),
             "token_count": 4, "page_size": 1, **taken, "call_tag": 1,
         },
-        "zero_pages": {**buffer, "page_bytes": 8, **tables, **taken},
+        "zero_pages": {
+            **buffer, "page_bytes": 8, **tables, "holes": int64(6), **record, "take": TAKE,
+        },
         "gather_virtual": {
             **tables, **pairs, "virtual_ids": int64(4), **record, "call_tag": 1,
         },
@@ -75,6 +82,7 @@ LAUNCHERS: dict[str, Callable[..., Any]] = {
     "rebind": rebind.rebind,
     "copy_pages": copy.copy_pages,
     "bind": bind.bind,
+    "bind_borrowed": borrow.bind_borrowed,
     "unbind": bind.unbind,
     "translate": translate.translate,
     "translate_tokens": translate.translate_tokens,
@@ -90,7 +98,7 @@ ANY_INTEGER_IDS = {
     ("unbind", "virtual_ids"), ("translate", "virtual_ids"), ("translate_tokens", "token_ids"),
     ("translate_tokens", "out"), ("unbind_tokens", "token_ids"), ("unbind_run", "token_ids"),
     ("decode", "last_tokens"), ("extend", "prefix_lens"), ("extend", "new_lens"),
-    ("extend", "last_tokens"),
+    ("extend", "last_tokens"), ("bind_borrowed", "virtual_ids"),
 }  # fmt: skip
 TENSORS = [
     (name, argument)
@@ -106,7 +114,7 @@ def no_launch(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Keeps what would be launched instead of launching it."""
     launched: list[Any] = []
     modules = (
-        bind, copy, gather, rebind, translate,
+        bind, borrow, copy, gather, rebind, translate,
         token_extend, token_free, token_grow, token_run, zero,
     )  # fmt: skip
     for module in modules:
@@ -188,6 +196,8 @@ SHORT = [
     ("copy_pages", "record", 16),
     ("bind", "holes", 6), ("bind", "free_ids", 5), ("bind", "record", 16), ("bind", "p2v", 1),
     ("unbind", "holes", 9), ("unbind", "free_ids", 8), ("unbind", "record", 16),
+    ("bind_borrowed", "holes", 6), ("bind_borrowed", "lender_v2p", 10),
+    ("bind_borrowed", "marks", 10), ("bind_borrowed", "record", 16), ("unbind_tokens", "marks", 10),
     ("unbind", "v2p", 1), ("translate", "v2p", 1), ("translate_tokens", "v2p", 1),
 ]  # fmt: skip
 

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from kvdefrag.kernels.bind import Take, bind, unbind
+from kvdefrag.kernels.bind import bind, unbind
 from kvdefrag.kernels.gather import gather_virtual
 from kvdefrag.kernels.record import CORRUPT, MIRROR, RECORD_WORDS, USAGE
+from kvdefrag.kernels.take import Take
 
 CALL_TAG = 37
 GUARD = 2**61 + 5

@@ -168,7 +168,7 @@ def check_group(state: State, segments: list[Segment], page_count: int) -> State
     rows = {key: row(state, key) for key in state}
     lists = (rows["holes"], 3, rows["free_ids"], 2, rows["record"])
     if pairs and not rows["record"][8]:
-        token_model.unbind_pairs(rows["v2p"], rows["p2v"], pairs, page_count, *lists, CALL_TAG)
+        token_model.unbind_pairs(rows["v2p"], rows["p2v"], pairs, page_count, *lists, CALL_TAG, [])
     after = {key: state[key].holding(rows[key]) for key in state}
     for way in (unbind_group_host, unbind_group):
         copy = {key: region.clone() for key, region in state.items()}

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvdefrag.kernels.bind import Take
+from kvdefrag.kernels.take import Take
 
 from .support import State, bound, check, ids, row, tables, unbound, words
 from .test_program_order import shuffled_programs

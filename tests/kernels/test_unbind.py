@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvdefrag.kernels.bind import Take
+from kvdefrag.kernels.take import Take
 
 from .support import (
     GUARD_WORDS,

@@ -1,10 +1,14 @@
 """The token operations on plain lists, one token after another: as ``model``."""
 
-from kvdefrag.kernels.bind import Take
+from collections.abc import Sequence
+
+from kvdefrag.kernels.take import Take
 
 from .model import (
     CORRUPT,
+    ID_HELD,
     ID_NOT_BOUND,
+    ID_OUT_OF_RANGE,
     ID_TAKEN,
     PAGE_OUT_OF_RANGE,
     PAGE_TAKEN,
@@ -12,6 +16,7 @@ from .model import (
     USAGE,
     Row,
     fault,
+    is_held,
     is_row,
 )
 
@@ -24,9 +29,12 @@ MAX_LENGTH = 2**31 - 1
 
 
 def unbind_one(
-    v2p: Row, p2v: Row, virtual: int, record: Row, call_tag: int, index: int
+    v2p: Row, p2v: Row, virtual: int, record: Row, call_tag: int, index: int, holders: Sequence[Row]
 ) -> tuple[int, int]:
     page = v2p[virtual]
+    if is_held(holders, virtual):
+        fault(record, USAGE, ID_HELD, call_tag, index, -1, -1, virtual)
+        return -1, -1
     if is_row(p2v, page) and p2v[page] == virtual:
         v2p[virtual] = p2v[page] = -1
         return page, virtual
@@ -39,43 +47,58 @@ def unbind_one(
 
 def unbind_pairs(
     v2p: Row, p2v: Row, pairs: list[tuple[int, int]], page_count: int,
-    holes: Row, holes_end: int, free_ids: Row, free_ids_end: int, record: Row, call_tag: int,
+    holes: Row, holes_end: int, free_ids: Row | None, free_ids_end: int,
+    record: Row, call_tag: int, holders: Sequence[Row],
 ) -> None:  # fmt: skip
-    """``pairs``: token and the page size that it counts in."""
+    """``pairs``: token and the page size that it counts in. No ``free_ids``: gaps are allowed."""
     seen: list[int] = []
+    before = list(v2p)
+
+    def put(place: int, page: int, virtual: int) -> None:
+        holes[holes_end + place] = page
+        if free_ids is not None:
+            free_ids[free_ids_end + place] = virtual
+
     for place in range(page_count):
-        holes[holes_end + place] = free_ids[free_ids_end + place] = -1
+        put(place, -1, -1)
     for index, (token, page_size) in enumerate(pairs):
         virtual = token // page_size
+        if free_ids is None and (
+            -1 <= token < page_size or (is_row(v2p, virtual) and before[virtual] == -1)
+        ):
+            continue
         if not is_row(v2p, virtual):
-            fault(record, USAGE, TOKEN_OUT_OF_RANGE, call_tag, index, -1, -1, token)
+            is_page = free_ids is None and page_size == 1
+            code = ID_OUT_OF_RANGE if is_page else TOKEN_OUT_OF_RANGE
+            fault(record, USAGE, code, call_tag, index, -1, -1, token)
         elif virtual not in seen:
             seen.append(virtual)
             place = len(seen) - 1
             if place < page_count:
-                page, virtual = unbind_one(v2p, p2v, virtual, record, call_tag, index)
-                holes[holes_end + place], free_ids[free_ids_end + place] = page, virtual
+                put(place, *unbind_one(v2p, p2v, virtual, record, call_tag, index, holders))
     if len(seen) != page_count:
         fault(record, USAGE, COUNT_DIFFERS, call_tag, len(seen), -1, -1, -1)
 
 
 def unbind_tokens(
     v2p: Row, p2v: Row, marks: Row, token_ids: Row, page_size: int, page_count: int,
-    holes: Row, holes_end: int, free_ids: Row, free_ids_end: int,
-    record: Row, serial: int, call_tag: int,
+    holes: Row, holes_end: int, free_ids: Row | None, free_ids_end: int,
+    record: Row, serial: int, call_tag: int, holders: Sequence[Row] = (),
 ) -> None:  # fmt: skip
     if token_ids and not record[CORRUPT]:
         pairs = [(token, page_size) for token in token_ids]
         lists = (holes, holes_end, free_ids, free_ids_end)
-        unbind_pairs(v2p, p2v, pairs, page_count, *lists, record, call_tag)
+        unbind_pairs(v2p, p2v, pairs, page_count, *lists, record, call_tag, holders)
 
 
 def unbind_run(
     v2p: Row, p2v: Row, token_ids: Row, page_size: int,
     holes: Row, holes_end: int, free_ids: Row, free_ids_end: int, record: Row, call_tag: int,
+    holders: Sequence[Row] = (),
 ) -> None:  # fmt: skip
     if record[CORRUPT]:
         return
+    seen: list[int] = []
     for index, token in enumerate(token_ids[::page_size]):
         page = freed = -1
         virtual = token // page_size
@@ -83,8 +106,11 @@ def unbind_run(
             fault(record, USAGE, TOKEN_OUT_OF_RANGE, call_tag, index, -1, -1, token)
         elif token % page_size:
             fault(record, USAGE, TOKEN_OUT_OF_PLACE, call_tag, index, -1, -1, token)
+        elif virtual in seen and not is_held(holders, virtual):
+            fault(record, USAGE, ID_NOT_BOUND, call_tag, index, -1, -1, virtual)
         else:
-            page, freed = unbind_one(v2p, p2v, virtual, record, call_tag, index)
+            seen.append(virtual)
+            page, freed = unbind_one(v2p, p2v, virtual, record, call_tag, index, holders)
         holes[holes_end + index], free_ids[free_ids_end + index] = page, freed
 
 
