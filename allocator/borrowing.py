@@ -63,7 +63,7 @@ class BorrowCalls:
                 f"virtual_ids: {count} ids, but {band.ids.count} of pool {band.spec.ids_from!r} "
                 f"are allocated without a page in {band.spec.name!r}"
             )
-        ensure_room(shared, band, count, borrows=True)
+        ensure_room(shared, band, count, "bind")
         if count == 0:
             return
         table, asked = band.table, shared.backend.operand(ids)

@@ -16,15 +16,14 @@ from .shared import Shared
 T = TypeVar("T")
 
 
-def ensure_room(shared: Shared, band: Band, page_count: int, borrows: bool = False) -> None:
+def ensure_room(shared: Shared, band: Band, page_count: int, operation: str) -> None:
     """See to it that ``page_count`` pages of one pool can be bound; raises OutOfPages.
 
-    ``borrows``: the caller names ids of another pool. Else a pool that has none of its own is a
-    UsageError.
+    An ``operation`` other than "bind" takes ids of the pool's own: UsageError if it has none.
     """
     shared.record.raise_if_stopped()
-    if not borrows:
-        require_own_ids(band, "alloc")
+    if operation != "bind":
+        require_own_ids(band, operation)
     shared.counters.alloc_calls += 1
     beyond = page_count - band.holes.count
     if page_count > band.ids.count or (

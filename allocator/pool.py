@@ -108,7 +108,7 @@ class MultiEndedAllocator(TokenCalls, BorrowCalls):
         """
         band, shared = self._band, self._shared
         count = require_count("page_count", page_count)
-        ensure_room(shared, band, count)
+        ensure_room(shared, band, count, "alloc")
         return bind_pages(shared, band, count)
 
     def try_alloc(self, page_count: int) -> torch.Tensor | None:

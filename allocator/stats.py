@@ -28,7 +28,7 @@ class PoolStats:
     ``live_pages``: bound now. ``hole_pages``: free pages inside the band now. ``pending_pages``:
     pages of the band that are neither, until forwards or leases end. ``span_pages``: pages of the
     band now, all three. ``peak_hole_pages``: the most holes at any time since the last ``clear``.
-    ``free_ids``: virtual ids that could be handed out now. ``leases``: leases not released yet.
+    ``free_ids``: virtual ids that could be handed out now, or bound where they are borrowed. ``leases``: leases not released yet.
     """
 
     live_pages: int
@@ -44,9 +44,10 @@ class PoolStats:
 class ArenaStats:
     """One arena since it was made. Nothing is read from the device for it.
 
-    ``alloc_calls``: calls of ``alloc``, ``try_alloc``, ``alloc_many``, ``alloc_tokens``, ``extend``
-    and ``decode``, failed ones included.
-    ``free_calls``: calls of ``free``, ``free_tokens`` and ``free_token_run``.
+    ``alloc_calls``: calls of ``alloc``, ``try_alloc``, ``alloc_many``, ``alloc_tokens``, ``extend``,
+    ``decode`` and ``bind``, failed ones included.
+    ``free_calls``: calls of ``free``, ``free_tokens``, ``free_token_run``, ``release`` and
+    ``release_tokens``.
     ``flush_calls``: flushes that took a snapshot, those inside an allocation included.
     ``flushes_with_moves``: flushes that moved at least one page.
     ``flush_host_ns``: host time spent in flushes, in nanoseconds.

@@ -52,7 +52,7 @@ class TokenCalls:
         _require_int32("token_count", count)
         page_size = band.spec.page_size
         page_count = -(-count // page_size)
-        ensure_room(shared, band, page_count)
+        ensure_room(shared, band, page_count, "alloc_tokens")
         if count == 0:
             return torch.empty(0, dtype=torch.int64, device=shared.device)
         table = band.table
@@ -100,7 +100,7 @@ class TokenCalls:
             )
         if shared.debug:
             check_extend(band, batch, count, tokens)
-        ensure_room(shared, band, count)
+        ensure_room(shared, band, count, "extend")
         if tokens == 0:
             return torch.empty(0, dtype=torch.int64, device=shared.device)
         operands = [shared.backend.operand(ids) for ids in batch]
@@ -130,7 +130,7 @@ class TokenCalls:
             raise UsageError(f"page_count: {ids.numel()} sequences cannot take {count} fresh pages")
         if shared.debug:
             check_decode(band, ids, count)
-        ensure_room(shared, band, count)
+        ensure_room(shared, band, count, "decode")
         if not ids.numel():
             return torch.empty(0, dtype=torch.int64, device=shared.device)
         table, last = band.table, shared.backend.operand(ids)

@@ -46,10 +46,8 @@ def state_of(arena: Arena) -> dict[str, Any]:
             "p2v": bytes_of(pool.physical_to_virtual),
             "holes": bytes_of(band.holes.buffer),
             "hole list": (band.holes.head, band.holes.sorted_end, band.holes.end),
-            "ids": bytes_of(band.ids.buffer),
-            "id list": (band.ids.recycled, band.ids.next_fresh),
+            "ids": id_state(band.ids),
             "counts": (band.live, band.span, band.peak_holes),
-            "set aside": dict(band.ids.set_aside),
             "leases": [(id(lease), places(lease.page_set)) for lease in band.hazards.leases],
             "pending": [
                 (places(each.page_set), list(map(id, each.fences)), list(map(id, each.leases)))
@@ -57,6 +55,12 @@ def state_of(arena: Arena) -> dict[str, Any]:
             ],
         }
     return state
+
+
+def id_state(ids: Any) -> Any:
+    if ids.buffer is None:
+        return ids.bound
+    return bytes_of(ids.buffer), ids.recycled, ids.next_fresh, dict(ids.set_aside)
 
 
 def places(page_set: Any) -> tuple[int, bytes]:
