@@ -44,20 +44,15 @@ def prewarm(
         table, holes, ids = band.table, band.holes.buffer, band.ids.buffer
         take = Take(1, 0, 0, 0, 0, band.geometry.origin, band.geometry.step, 0, 0, 1)
         if table.lender is None:
-            backend.bind(table.v2p, table.p2v, holes, ids, record, take, 0)
             _prewarm_growth(backend, band, record, take, device)
-        # In a group a page id is a token of its own; a cascade counts in tokens of the lender.
-        named = (band.spec.name, band.spec.ids_from)
-        page_sizes = {1, *(each.spec.page_size for each in bands if each.spec.name in named)}
-        _prewarm_frees(backend, band, record, device, page_sizes)
+        else:
+            _prewarm_borrowing(backend, band, record, take, device)
+        _prewarm_frees(backend, band, record, device, _page_sizes(band, bands))
         if band.spec.zero_on_alloc and buffer is not None:
             place = (backend.operand(buffer), band.spec.page_bytes)
             backend.zero_pages(*place, table.v2p, table.p2v, holes, record, take)
         for dtype in ID_DTYPES:
             asked = backend.operand(torch.zeros(1, dtype=dtype, device=device))
-            if table.lender is not None:
-                pair = (table.v2p, table.p2v, table.lender.v2p)
-                backend.bind_borrowed(*pair, table.marks, asked, holes, record, take, 1, 0)
             backend.unbind(table.v2p, table.p2v, asked, holes, 0, ids, 0, record, 0)
             backend.translate(table.v2p, asked, band.geometry.num_pages)
             for out_dtype in ID_DTYPES:
@@ -81,15 +76,34 @@ def prewarm(
 def _prewarm_growth(
     backend: Backend, band: Band, record: Operand, take: Take, device: torch.device
 ) -> None:
-    """The calls that hand out token ids."""
+    """The calls that hand out ids of the pool's own."""
     table, page_size = band.table, band.spec.page_size
     pair = (table.v2p, table.p2v)
     lists = (band.holes.buffer, band.ids.buffer, record)
+    backend.bind(*pair, *lists, take, 0)
     backend.bind_tokens(*pair, *lists, take, 1, page_size, 0)
     for dtype in ID_DTYPES:
         asked = backend.operand(torch.zeros(1, dtype=dtype, device=device))
         backend.decode(*pair, asked, page_size, *lists, take, 0)
         backend.extend(*pair, asked, asked, asked, 1, page_size, *lists, take, 0)
+
+
+def _prewarm_borrowing(
+    backend: Backend, band: Band, record: Operand, take: Take, device: torch.device
+) -> None:
+    """The call that gives pages to ids of another pool."""
+    table = band.table
+    assert table.lender is not None
+    tables = (table.v2p, table.p2v, table.lender.v2p, table.marks)
+    for dtype in ID_DTYPES:
+        asked = backend.operand(torch.zeros(1, dtype=dtype, device=device))
+        backend.bind_borrowed(*tables, asked, band.holes.buffer, record, take, 1, 0)
+
+
+def _page_sizes(band: Band, bands: Sequence[Band]) -> set[int]:
+    """Tokens of a page in what may be freed: 1 for page ids, and a cascade counts as its lender."""
+    named = (band.spec.name, band.spec.ids_from)
+    return {1, *(each.spec.page_size for each in bands if each.spec.name in named)}
 
 
 def _prewarm_frees(

@@ -28,7 +28,8 @@ class PoolStats:
     ``live_pages``: bound now. ``hole_pages``: free pages inside the band now. ``pending_pages``:
     pages of the band that are neither, until forwards or leases end. ``span_pages``: pages of the
     band now, all three. ``peak_hole_pages``: the most holes at any time since the last ``clear``.
-    ``free_ids``: virtual ids that could be handed out now, or bound where they are borrowed. ``leases``: leases not released yet.
+    ``free_ids``: virtual ids that could be handed out now, or bound where they are borrowed.
+    ``leases``: leases not released yet.
     """
 
     live_pages: int
@@ -44,8 +45,8 @@ class PoolStats:
 class ArenaStats:
     """One arena since it was made. Nothing is read from the device for it.
 
-    ``alloc_calls``: calls of ``alloc``, ``try_alloc``, ``alloc_many``, ``alloc_tokens``, ``extend``,
-    ``decode`` and ``bind``, failed ones included.
+    ``alloc_calls``: calls of ``alloc``, ``try_alloc``, ``alloc_many``, ``alloc_tokens``,
+    ``extend``, ``decode`` and ``bind``, failed ones included.
     ``free_calls``: calls of ``free``, ``free_tokens``, ``free_token_run``, ``release`` and
     ``release_tokens``.
     ``flush_calls``: flushes that took a snapshot, those inside an allocation included.

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 import triton.language as tl
 
-from .host import bind_good_host, differ, look_up
+from .host import bind_borrowed_good_host
 from .lanes import _page_taken
 from .launch import LANES, Words, jit, launch, require_ids, require_words
 from .marks import _mark_of, require_marks
@@ -134,7 +134,7 @@ def bind_borrowed_host(
     if take.page_count == 0 or is_stopped_host(record):
         return
     ids, pages = virtual_ids.astype(np.int64), taken_pages_host(holes, take)
-    if _bind_good(v2p, p2v, lender_v2p, ids, pages):
+    if bind_borrowed_good_host(v2p, p2v, lender_v2p, ids, pages):
         return
     whole = pages != -1
     page_ok = whole & (pages >= 1) & (pages < p2v.size)
@@ -159,19 +159,3 @@ def bind_borrowed_host(
         code=np.where(in_range, code, ID_OUT_OF_RANGE.value),
         source=-1, target=-1, virtual=ids,
     )  # fmt: skip
-
-
-def _bind_good(v2p: Words, p2v: Words, lender_v2p: Words, ids: Words, pages: Words) -> bool:
-    """Bind all of ``ids`` if every one is good; else change nothing and say False."""
-    try:
-        lent = look_up(lender_v2p, ids)
-    except IndexError:
-        return False
-    if lent.item(lent.argmin()) == -1 or not bind_good_host(v2p, p2v, ids, pages):
-        return False
-    # Two equal ids name one row: the page written there by one is overwritten by the other.
-    if differ(look_up(v2p, ids), pages):
-        v2p[ids] = -1
-        p2v[pages] = -1
-        return False
-    return True

@@ -136,6 +136,24 @@ def bind_run_host(v2p: Words, p2v: Words, ids: Words, first_page: int, page_step
     return True
 
 
+def bind_borrowed_good_host(
+    v2p: Words, p2v: Words, lender_v2p: Words, ids: Words, pages: Words
+) -> bool:
+    """Bind all of ``ids`` if every one is good; else change nothing and say False."""
+    try:
+        lent = look_up(lender_v2p, ids)
+    except IndexError:
+        return False
+    if lent.item(lent.argmin()) == -1 or not bind_good_host(v2p, p2v, ids, pages):
+        return False
+    # Two equal ids name one row: the page written there by one is overwritten by the other.
+    if differ(look_up(v2p, ids), pages):
+        v2p[ids] = -1
+        p2v[pages] = -1
+        return False
+    return True
+
+
 def unbind_good_host(
     v2p: Words, p2v: Words, ids: Words, pages: Words, holders: Words | None = None
 ) -> bool:

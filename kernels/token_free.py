@@ -176,17 +176,13 @@ def unbind_tokens(
 
     With ``free_ids`` None the ids are another pool's and stay its own, and the tokens may have
     gaps: those of page 0, -1, and those of an id that has no page here are passed over.
-
     A token out of range or of page 0 is refused, a page that is not bound leaves -1 in its slots:
     the record's slot ``USAGE`` keeps the first. So it does if ``page_count`` is not the number of
     pages, which is the fault's index: slots beyond them hold -1, pages beyond the slots stay bound.
     A page whose rows disagree is refused into slot ``CORRUPT``; nothing happens once that is taken.
-
-    One program, so that the order is the same on every device. Raises ValueError for a wrong
-    dtype, device or length.
+    One program, so that the order is the same on every device. Raises as ``unbind``.
     """
-    token_count = token_ids.numel()
-    if token_count == 0:
+    if (token_count := token_ids.numel()) == 0:
         return
     require_ids("token_ids", token_ids, v2p)
     require_free(v2p, p2v, page_count, holes, holes_end, free_ids, free_ids_end, record)
@@ -195,8 +191,7 @@ def unbind_tokens(
     is_wide = v2p.numel() * page_size > MAX_INT32
     is_borrowed = free_ids is None
     launch(
-        _unbind_tokens_kernel,
-        1,
+        _unbind_tokens_kernel, 1,
         v2p, p2v, rows, marks, token_ids, holes, holes if is_borrowed else free_ids, record,
         token_ids.stride(0), token_count, page_size, page_count, holder_count,
         holes_end, free_ids_end, p2v.numel(), v2p.numel(), serial, call_tag,

@@ -46,7 +46,7 @@ def state_of(arena: Arena) -> dict[str, Any]:
             "p2v": bytes_of(pool.physical_to_virtual),
             "holes": bytes_of(band.holes.buffer),
             "hole list": (band.holes.head, band.holes.sorted_end, band.holes.end),
-            "ids": id_state(band.ids),
+            **id_state(band.ids),
             "counts": (band.live, band.span, band.peak_holes),
             "leases": [(id(lease), places(lease.page_set)) for lease in band.hazards.leases],
             "pending": [
@@ -57,10 +57,14 @@ def state_of(arena: Arena) -> dict[str, Any]:
     return state
 
 
-def id_state(ids: Any) -> Any:
+def id_state(ids: Any) -> dict[str, Any]:
     if ids.buffer is None:
-        return ids.bound
-    return bytes_of(ids.buffer), ids.recycled, ids.next_fresh, dict(ids.set_aside)
+        return {"borrowed ids": ids.bound}
+    return {
+        "ids": bytes_of(ids.buffer),
+        "id list": (ids.recycled, ids.next_fresh),
+        "set aside": dict(ids.set_aside),
+    }
 
 
 def places(page_set: Any) -> tuple[int, bytes]:
