@@ -15,7 +15,6 @@ from .arguments import (
     chosen_backend,
     pool_counts,
 )
-from .band import require_own_ids
 from .compactor import NOTHING
 from .faults import CorruptState, UsageError
 from .feasibility import feasibility
@@ -119,14 +118,19 @@ class Arena:
     def alloc_many(self, page_counts: Mapping[str, int]) -> dict[str, torch.Tensor]:
         """``alloc`` in several pools, all or nothing: virtual ids by pool name.
 
-        Raises OutOfPages, with nothing changed, if they do not fit together.
+        A pool that borrows its ids gives pages to the last of those that are allocated here in
+        their own. Raises OutOfPages, with nothing changed, if they do not fit together.
         """
         shared = self._shared
         asked = pool_counts("page_counts", page_counts, list(self._pools))
         shared.record.raise_if_stopped()
         for band in self._bands:
-            if asked.get(band.spec.name):
-                require_own_ids(band, "alloc_many")
+            lender, count = band.spec.ids_from, asked.get(band.spec.name, 0)
+            if lender is not None and count > asked.get(lender, 0):
+                raise UsageError(
+                    f"page_counts[{band.spec.name!r}]: {count} pages, but {asked.get(lender, 0)} "
+                    f"ids are asked of {lender!r}"
+                )
         shared.counters.alloc_calls += 1
         make_room(shared, asked)
         return bind_many(shared, asked)

@@ -7,15 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kvdefrag.kernels.take import Take
-
 from .band import Band, require_live
 from .debug import check_bound_ids, check_gaps, check_lent, check_not_held, host_pages
 from .faults import UsageError
 from .geometry import require_count
-from .grant import ensure_room, hand_out
+from .grant import bind_ids, ensure_room, hand_out
 from .groups import unbind_tokens
-from .page_table import PageTable
 from .shared import Shared
 
 
@@ -53,7 +50,7 @@ class BorrowCalls:
         """
         band, shared = self._band, self._shared
         shared.record.raise_if_stopped()
-        lender = _lender(band, "bind")
+        _require_borrowed(band, "bind")
         ids = self._ids(virtual_ids, check=True)
         count = ids.numel()
         if shared.debug:
@@ -64,17 +61,8 @@ class BorrowCalls:
                 f"are allocated without a page in {band.spec.name!r}"
             )
         ensure_room(shared, band, count, "bind")
-        if count == 0:
-            return
-        table, asked = band.table, shared.backend.operand(ids)
-
-        def launch(take: Take, call_tag: int) -> None:
-            shared.backend.bind_borrowed(
-                table.v2p, table.p2v, lender.v2p, table.marks, asked, band.holes.buffer,
-                shared.record.words, take, table.next_serial(), call_tag,
-            )  # fmt: skip
-
-        hand_out(shared, band, count, "bind", launch)
+        if count:
+            hand_out(shared, band, count, "bind", bind_ids(shared, band, ids))
 
     def release(self, virtual_ids: Any, page_count: int | None = None) -> None:
         """Take the pages of ``virtual_ids`` here back; the ids stay allocated in their own pool.
@@ -87,7 +75,7 @@ class BorrowCalls:
         """
         band, shared = self._band, self._shared
         shared.record.raise_if_stopped()
-        _lender(band, "release")
+        _require_borrowed(band, "release")
         ids = self._ids(virtual_ids, check=True, gaps=page_count is not None)
         if page_count is not None:
             self._release(ids, 1, page_count, "virtual_ids")
@@ -105,7 +93,7 @@ class BorrowCalls:
     def release_tokens(self, token_ids: Any, page_count: int) -> None:
         """``release`` with gaps, of the pages of ``token_ids``: any order, any tokens of a page."""
         self._shared.record.raise_if_stopped()
-        _lender(self._band, "release_tokens")
+        _require_borrowed(self._band, "release_tokens")
         ids = self._ids(token_ids, "token_ids")
         self._release(ids, self._band.spec.page_size, page_count, "token_ids")
 
@@ -179,13 +167,11 @@ def release_first(
             _take_back(shared, borrower, ids, page_size, count)
 
 
-def _lender(band: Band, operation: str) -> PageTable:
-    lender = band.table.lender
-    if lender is None:
+def _require_borrowed(band: Band, operation: str) -> None:
+    if band.table.lender is None:
         raise UsageError(
             f"{operation}: pool {band.spec.name!r} has ids of its own, for alloc and free"
         )
-    return lender
 
 
 def _take_back(

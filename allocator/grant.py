@@ -10,6 +10,7 @@ import torch
 from kvdefrag.kernels.take import Take
 
 from .band import Band, require_own_ids
+from .geometry import Growth
 from .limits import Need
 from .shared import Shared
 
@@ -49,6 +50,21 @@ def bind_pages(
     return hand_out(shared, band, page_count, "alloc", launch, low_first)
 
 
+def bind_ids(shared: Shared, band: Band, virtual_ids: torch.Tensor) -> Callable[[Take, int], None]:
+    """The launch that gives pages of ``band`` to ids that it borrows."""
+    table, asked = band.table, shared.backend.operand(virtual_ids)
+    assert table.lender is not None
+    tables = (table.v2p, table.p2v, table.lender.v2p, table.marks)
+
+    def launch(take: Take, call_tag: int) -> None:
+        shared.backend.bind_borrowed(
+            *tables, asked, band.holes.buffer, shared.record.words, take,
+            table.next_serial(), call_tag,
+        )  # fmt: skip
+
+    return launch
+
+
 def hand_out(
     shared: Shared,
     band: Band,
@@ -57,23 +73,9 @@ def hand_out(
     launch: Callable[[Take, int], T],
     low_first: bool = False,
 ) -> T:
-    """What ``launch(take, call_tag)`` returns, which binds ``page_count`` pages known to fit.
-
-    A second launch right behind it zeroes the pages, where the pool wants that. Before it the
-    stream waits for forwards that may still write one of the holes that it hands out.
-    """
-    # A band at an end of the buffer grows at its frontier, whatever lies around it.
-    gap = shared.capacity.gap(band) if band.geometry.floats else (0, 0)
-    take, growth = band.take(page_count, gap, low_first)
-    if band.spec.zero_on_alloc and take.head_count + take.newer_count:
-        shared.hazards.wait_for_late_writes(band.index, band.hazards.free_calls)
-    found = launch(take, shared.record.next_call_tag(band.index, operation, page_count))
-    if band.spec.zero_on_alloc and page_count:
-        table = band.table
-        shared.backend.zero_pages(
-            shared.buffer, band.spec.page_bytes, table.v2p, table.p2v,
-            band.holes.buffer, shared.record.words, take,
-        )  # fmt: skip
+    """What ``launch(take, call_tag)`` returns, which binds ``page_count`` pages known to fit."""
+    take, growth = _choose(shared, band, page_count, low_first)
+    found = _launch(shared, band, take, operation, launch)
     band.took(take, growth)
     if shared.debug:
         shared.compactor.check_record()
@@ -81,13 +83,59 @@ def hand_out(
 
 
 def bind_many(shared: Shared, asked: dict[str, int]) -> dict[str, torch.Tensor]:
-    """Hand out pages of several pools that are known to fit, the lowest pool first."""
-    found = {
-        band.spec.name: bind_pages(shared, band, asked[band.spec.name], low_first=True)
-        for band in shared.capacity.chain
-        if band.spec.name in asked
-    }
-    return {name: found[name] for name in asked}
+    """Hand out pages of several pools that are known to fit, the lowest pool first.
+
+    A pool that borrows its ids gives pages to the last of those that its lender hands out.
+    """
+    found = {}
+    waiting = []
+    for band in shared.capacity.chain:
+        count = asked.get(band.spec.name)
+        if count is None:
+            continue
+        if band.table.lender is None:
+            found[band.spec.name] = bind_pages(shared, band, count, low_first=True)
+        elif count:
+            take, growth = _choose(shared, band, count, low_first=True)
+            band.took(take, growth)
+            waiting.append((band, take))
+    for band, take in waiting:
+        assert band.spec.ids_from is not None
+        lent = found[band.spec.ids_from]
+        ids = lent[lent.numel() - take.page_count :].clone()
+        _launch(shared, band, take, "bind", bind_ids(shared, band, ids))
+        found[band.spec.name] = ids
+    if waiting and shared.debug:
+        shared.compactor.check_record()
+    nothing = torch.empty(0, dtype=torch.int64, device=shared.device)
+    return {name: found.get(name, nothing) for name in asked}
+
+
+def _choose(shared: Shared, band: Band, page_count: int, low_first: bool) -> tuple[Take, Growth]:
+    """Which pages come next. The stream waits for forwards that may still write one of the holes,
+    where they are to be zeroed.
+    """
+    # A band at an end of the buffer grows at its frontier, whatever lies around it.
+    gap = shared.capacity.gap(band) if band.geometry.floats else (0, 0)
+    take, growth = band.take(page_count, gap, low_first)
+    if band.spec.zero_on_alloc and take.head_count + take.newer_count:
+        shared.hazards.wait_for_late_writes(band.index, band.hazards.free_calls)
+    return take, growth
+
+
+def _launch(
+    shared: Shared, band: Band, take: Take, operation: str, launch: Callable[[Take, int], T]
+) -> T:
+    """Bind what ``take`` names, and zero it in a second launch where the pool wants that."""
+    call_tag = shared.record.next_call_tag(band.index, operation, take.page_count)
+    found = launch(take, call_tag)
+    if band.spec.zero_on_alloc and take.page_count:
+        table = band.table
+        shared.backend.zero_pages(
+            shared.buffer, band.spec.page_bytes, table.v2p, table.p2v,
+            band.holes.buffer, shared.record.words, take,
+        )  # fmt: skip
+    return found
 
 
 def make_room(shared: Shared, asked: dict[str, int]) -> None:

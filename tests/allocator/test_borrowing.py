@@ -156,54 +156,6 @@ def test_seam_inside_a_page_of_both_pools(backend):  # fault 20
     arena.check(deep=True)
 
 
-def test_capacity_is_joint(backend):
-    """Pages of 2 and 3 units in 100 units: ids of the one, pages of the other."""
-    specs = [
-        PoolSpec("full", 2, virtual_pages=30),
-        PoolSpec("window", 3, grows="down", ids_from="full"),
-    ]
-    arena = Arena(103, specs, "cpu", backend)
-    full, window = arena["full"], arena["window"]
-    assert window.largest_allocation == 19
-    assert (full.available(), window.available()) == (30, 0)
-    assert arena.fits({"full": 19, "window": 19})
-    assert not arena.fits({"full": 20, "window": 20})
-    assert not arena.fits({"full": 5, "window": 6})
-    ids = full.alloc(19)
-    assert window.available() == 19
-    window.bind(ids)
-    assert window.available() == 0
-    with pytest.raises(OutOfPages) as found:
-        full.alloc(3)
-    assert (found.value.asked, found.value.available) == (3, 1)
-    arena.check(deep=True)
-
-
-def test_bind_packs_the_neighbour_to_the_need(backend):
-    specs = [PoolSpec("full", 8), PoolSpec("window", 8, grows="down", ids_from="full")]
-    arena = Arena(8 * 21, specs, "cpu", backend)
-    full, window = arena["full"], arena["window"]
-    ids = full.alloc(18)
-    stamp_pages(full, ids)
-    full.free(ids[::3])
-    window.bind(ids[1:3])
-    stamp_pages(window, ids[1:3])
-    left = [virtual for virtual in bound(arena, "full") if virtual not in (2, 3)]
-    assert window.available() == 6
-    before = arena.stats().moves
-    window.bind(left[:3])
-    assert arena.stats().moves - before == 2
-    stamp_pages(window, torch.tensor(left[:3]))
-    for pool in (full, window):
-        assert wrong_pages(pool, torch.tensor(bound(arena, pool.name))) == []
-    state = state_of(arena)
-    with pytest.raises(OutOfPages):
-        window.bind(left[3:7])
-    assert state_of(arena) == state
-    window.bind(left[3:6])
-    arena.check(deep=True)
-
-
 def test_pages_are_zero_when_they_are_bound(backend):  # fault 37
     arena = sharing(backend, zero_on_alloc=True)
     full, window = arena["full"], arena["window"]

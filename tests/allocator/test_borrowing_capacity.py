@@ -1,0 +1,105 @@
+"""What fits where pools share ids: pages of one, ids of the other, in one buffer."""
+
+import pytest
+import torch
+
+from kvdefrag import Arena, OutOfPages, PoolSpec
+from kvdefrag.allocator.testing import stamp_pages, wrong_pages
+
+from .rig import state_of
+from .sharing import bound, sharing
+
+
+def test_capacity_is_joint(backend):
+    """Pages of 2 and 3 units in 100 units: ids of the one, pages of the other."""
+    specs = [
+        PoolSpec("full", 2, virtual_pages=30),
+        PoolSpec("window", 3, grows="down", ids_from="full"),
+    ]
+    arena = Arena(103, specs, "cpu", backend)
+    full, window = arena["full"], arena["window"]
+    assert window.largest_allocation == 19
+    assert (full.available(), window.available()) == (30, 0)
+    assert arena.fits({"full": 19, "window": 19})
+    assert not arena.fits({"full": 20, "window": 20})
+    assert not arena.fits({"full": 5, "window": 6})
+    ids = full.alloc(19)
+    assert window.available() == 19
+    window.bind(ids)
+    assert window.available() == 0
+    with pytest.raises(OutOfPages) as found:
+        full.alloc(3)
+    assert (found.value.asked, found.value.available) == (3, 1)
+    arena.check(deep=True)
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_alloc_many_binds_the_last_ids(backend, debug):
+    arena = sharing(backend, debug, zero_on_alloc=True)
+    arena.buffer.fill_(0xFF)
+    granted = arena.alloc_many({"linear": 9, "full": 9, "window": 4})
+    assert list(granted) == ["linear", "full", "window"]
+    assert granted["window"].tolist() == granted["full"].tolist()[5:] == bound(arena, "window")
+    assert granted["linear"].tolist() == bound(arena, "linear") == bound(arena, "full")
+    window = arena["window"]
+    assert (window.pages[window.translate(granted["window"])] == 0).all()
+    granted["linear"].fill_(-9)
+    assert granted["full"].tolist() == bound(arena, "full")
+    assert arena.alloc_many({"full": 0, "window": 0})["window"].tolist() == []
+    before = state_of(arena)
+    with pytest.raises(OutOfPages):
+        arena.alloc_many({"full": 45, "window": 45})
+    after = state_of(arena)
+    assert after == before
+    arena.check(deep=True)
+
+
+@pytest.mark.parametrize("blocked", [False, True])
+def test_alloc_many_keeps_room_for_a_borrower_below(backend, blocked):
+    """The lender floats above its borrower, and must leave it the lower pages."""
+    specs = [
+        PoolSpec("window", 8, ids_from="full"),
+        PoolSpec("full", 8, grows="float"),
+        PoolSpec("top", 8, grows="down"),
+    ]
+    arena = Arena(8 * 41, specs, "cpu", backend)
+    arena["top"].alloc(2)
+    first = arena["full"].alloc(6)
+    arena["window"].bind(first[3:])
+    handle = arena.block_moves("test") if blocked else None
+    left = 0
+    while arena.fits({"full": left + 1, "window": left + 1}):
+        left += 1
+    assert left > 5
+    granted = arena.alloc_many({"full": left, "window": left})
+    assert granted["window"].tolist() == granted["full"].tolist()
+    assert arena["window"].live_pages == 3 + left
+    if handle is not None:
+        handle.release()
+    arena["full"].free(first, cascade={"window": 3})
+    arena.check(deep=True)
+
+
+def test_bind_packs_the_neighbour_to_the_need(backend):
+    specs = [PoolSpec("full", 8), PoolSpec("window", 8, grows="down", ids_from="full")]
+    arena = Arena(8 * 21, specs, "cpu", backend)
+    full, window = arena["full"], arena["window"]
+    ids = full.alloc(18)
+    stamp_pages(full, ids)
+    full.free(ids[::3])
+    window.bind(ids[1:3])
+    stamp_pages(window, ids[1:3])
+    left = [virtual for virtual in bound(arena, "full") if virtual not in (2, 3)]
+    assert window.available() == 6
+    before = arena.stats().moves
+    window.bind(left[:3])
+    assert arena.stats().moves - before == 2
+    stamp_pages(window, torch.tensor(left[:3]))
+    for pool in (full, window):
+        assert wrong_pages(pool, torch.tensor(bound(arena, pool.name))) == []
+    state = state_of(arena)
+    with pytest.raises(OutOfPages):
+        window.bind(left[3:7])
+    assert state_of(arena) == state
+    window.bind(left[3:6])
+    arena.check(deep=True)
