@@ -102,9 +102,10 @@ def bind_many(shared: Shared, asked: dict[str, int]) -> dict[str, torch.Tensor]:
     for band, take in waiting:
         assert band.spec.ids_from is not None
         lent = found[band.spec.ids_from]
-        ids = lent[lent.numel() - take.page_count :].clone()
+        ids = lent[lent.numel() - take.page_count :]
         _launch(shared, band, take, "bind", bind_ids(shared, band, ids))
-        found[band.spec.name] = ids
+        shared.backend.launches += 1
+        found[band.spec.name] = ids.clone()
     if waiting and shared.debug:
         shared.compactor.check_record()
     nothing = torch.empty(0, dtype=torch.int64, device=shared.device)
@@ -112,8 +113,9 @@ def bind_many(shared: Shared, asked: dict[str, int]) -> dict[str, torch.Tensor]:
 
 
 def _choose(shared: Shared, band: Band, page_count: int, low_first: bool) -> tuple[Take, Growth]:
-    """Which pages come next. The stream waits for forwards that may still write one of the holes,
-    where they are to be zeroed.
+    """Which pages come next.
+
+    Where holes are to be zeroed, the stream waits for forwards that may still write one of them.
     """
     # A band at an end of the buffer grows at its frontier, whatever lies around it.
     gap = shared.capacity.gap(band) if band.geometry.floats else (0, 0)
