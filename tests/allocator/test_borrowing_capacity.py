@@ -1,9 +1,11 @@
 """What fits where pools share ids: pages of one, ids of the other, in one buffer."""
 
+import random
+
 import pytest
 import torch
 
-from kvdefrag import Arena, OutOfPages, PoolSpec
+from kvdefrag import Arena, OutOfPages, PoolSpec, UsageError
 from kvdefrag.allocator.testing import stamp_pages, wrong_pages
 
 from .rig import state_of
@@ -103,3 +105,43 @@ def test_bind_packs_the_neighbour_to_the_need(backend):
     assert state_of(arena) == state
     window.bind(left[3:6])
     arena.check(deep=True)
+
+
+def lent(total_bytes: int, full: int, window: int, way: str, other: str) -> list[PoolSpec]:
+    return [
+        PoolSpec("window", window, grows=way, ids_from="full"),
+        PoolSpec("full", full, grows=other),
+        PoolSpec("state", 7, grows="down" if "down" not in (way, other) else "up"),
+    ]
+
+
+@pytest.mark.parametrize(("way", "other"), [("up", "float"), ("float", "up"), ("down", "up")])
+def test_largest_bind_of_an_empty_arena(way, other):
+    for seed in range(60):
+        draw = random.Random(seed)
+        total_bytes, full, window = draw.randrange(60, 400), draw.randint(1, 9), draw.randint(1, 9)
+        specs = lent(total_bytes, full, window, way, other)
+        if way == "down":
+            specs = specs[:2]
+        report = Arena.feasibility(total_bytes, specs)
+        found = {pool.name: pool.largest_allocation for pool in report.pools}
+        arena = Arena(total_bytes, specs, "cpu", "host")
+        most = 0
+        while arena.fits({"full": most + 1, "window": most + 1}):
+            most += 1
+        assert found["window"] == arena["window"].largest_allocation == most
+        assert report.pools[0].virtual_pages == arena["full"].virtual_to_physical.numel() - 1
+        arena.alloc_many({"full": most, "window": most})
+        request = {"full": most, "window": most}
+        assert Arena.feasibility(total_bytes, specs, request).fits
+        request = {"full": most + 1, "window": most + 1}
+        assert not Arena.feasibility(total_bytes, specs, request).fits
+
+
+def test_a_request_that_asks_more_of_a_borrower_than_of_its_lender():
+    specs = [PoolSpec("full", 8), PoolSpec("window", 8, grows="down", ids_from="full")]
+    report = Arena.feasibility(800, specs, {"full": 5, "window": 6})
+    assert [pool.available_pages for pool in report.pools] == [93, 5]
+    with pytest.raises(UsageError, match="'window' is asked for 6 pages of 8 bytes and can have 5"):
+        Arena(800, specs, "cpu", largest_request={"full": 5, "window": 6})
+    assert Arena.feasibility(800, specs, {"full": 6, "window": 6}).fits
