@@ -31,9 +31,7 @@ class SharingPoolFace(PoolFace, Protocol):
     def name(self) -> str:
         """The pool's name."""
 
-    def free(
-        self, virtual_ids: torch.Tensor, /, cascade: Mapping[str, int] | None = None
-    ) -> None:
+    def free(self, virtual_ids: torch.Tensor, /, cascade: Mapping[str, int] | None = None) -> None:
         """Give back pages; `cascade`: how many of them are released in pools that borrow."""
 
     def bind(self, virtual_ids: torch.Tensor, /) -> None:

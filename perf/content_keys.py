@@ -2,8 +2,9 @@
 
 A page of a shared block has a key of its block hash and its place in the block, so that a prefix
 hit is compared with what the trace says must be there. Private pages and states have keys of
-serial numbers that are used once. A page in the window pool has its own key as well: that of the
-page of the same tokens in the full pool, in another domain. Two equal keys are as likely as two equal random 64-bit numbers.
+serial numbers that are used once. The key of a page in the window's pool is that of the page of the
+same tokens in the full pool, in another domain. Two equal keys are as likely as two equal random
+64-bit numbers.
 """
 
 import numpy as np

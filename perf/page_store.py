@@ -31,8 +31,9 @@ FILLING_STEPS = 16
 class PageStore:
     """Pages of cached blocks and of running requests, each stamped with its content.
 
-    `window` has the second pages of a sliding window, None where the geometry has none. A checkpoint
-    of a cached node is a state, or the window of tokens that end with its block, or both.
+    `window` has the second pages of a sliding window, None where the geometry has none. The
+    checkpoint of a cached node is a state, or the window of tokens that end with its block, or
+    both.
 
     Tables of virtual ids, int64 on the arena's device: `[rows, block_pages]` for cached blocks and
     `[rows]` for their states, by `Node.row`; `[running, private_pages]` for private pages and

@@ -81,8 +81,8 @@ class PrefixCache:
     def evict(self) -> list[Node]:
         """Remove the least recently used unlocked leaf, and return what went, leaf first.
 
-        Its ancestors follow while they are unlocked and have neither a checkpoint nor children. Empty
-        when every leaf is locked.
+        Its ancestors follow while they are unlocked and have neither a checkpoint nor children.
+        Empty when every leaf is locked.
         """
         while self._leaves:
             last_used, _, leaf = heapq.heappop(self._leaves)

@@ -5,10 +5,10 @@ prefix cache and are shared; the partial last block and the answer are private. 
 recurrent state keep one checkpoint at a prompt's last full block and one where it branched off; a
 prefix then counts as a hit only up to its deepest checkpoint, and the blocks beyond are computed
 again into the pages that they have. The same holds for models with a sliding window, whose
-checkpoints are the pages of the last tokens in the window's pool: besides them that pool holds only
-pages that the windows of running requests reach. When pages run short, cached leaves are evicted; when growth
-still does not fit, the youngest request is preempted, queued first again, and its answer so far
-becomes part of its private pages.
+checkpoints are pages of the last tokens in the window's pool; besides them that pool holds only
+what the windows of running requests reach. When pages run short, cached leaves are evicted; when
+growth still does not fit, the youngest request is preempted, queued first again, and its answer so
+far becomes part of its private pages.
 
 Every page is stamped when it is written, and compared when a prefix hits, before it is freed and at
 the end.

@@ -80,9 +80,7 @@ class RunningBatch:
         """Whether every slot is taken."""
         return not self._free_slots
 
-    def add(
-        self, job: Job, end: Node, serial: int, page_count: int, window_first: int = 0
-    ) -> int:
+    def add(self, job: Job, end: Node, serial: int, page_count: int, window_first: int = 0) -> int:
         """Take a slot for `job`, which holds `page_count` private pages; returns the slot.
 
         Those from `window_first` on are in the window.
@@ -153,7 +151,9 @@ class RunningBatch:
         self._window_firsts[slots] = new_firsts
         positions = new_firsts - 1
         back = (page_counts - positions).astype(np.uint64)
-        return Leaving(positions, self._next_keys[slots] - back * PAGE_KEY_STEP, new_firsts > firsts)
+        return Leaving(
+            positions, self._next_keys[slots] - back * PAGE_KEY_STEP, new_firsts > firsts
+        )
 
     def add_pages(self, slots: Integers) -> None:
         """Note that each of `slots` got one more page."""
