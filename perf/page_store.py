@@ -81,10 +81,10 @@ class PageStore:
     def checkpoint_pages(self) -> dict[str, int]:
         """What one checkpoint takes: pages by pool name, empty where a prefix needs none."""
         pages = {}
-        if self._states is not None:
-            pages[STATE] = 1
         if self.window is not None:
             pages[WINDOW] = self._layout.window_block_pages
+        if self._states is not None:
+            pages[STATE] = 1
         return pages
 
     def fits(self, page_counts: Mapping[str, int]) -> bool:

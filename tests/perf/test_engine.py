@@ -61,9 +61,9 @@ def test_the_preempted_request_is_the_one_admitted_last(write_trace, monkeypatch
     released = []
     release = PageStore.release
 
-    def noting_release(store, slot, serial, page_count):
+    def noting_release(store, slot, serial, page_count, window_first):
         released.append(serial)
-        release(store, slot, serial, page_count)
+        release(store, slot, serial, page_count, window_first)
 
     monkeypatch.setattr(PageStore, "release", noting_release)
     trace = write_trace(([], 16, 300), ([], 16, 200))
