@@ -212,6 +212,8 @@ class Engine:
             self._queue.appendleft(job)
             self.counters.preemptions += 1
         else:
+            # Nobody is left whose end those that wait could wait for.
+            self._waiting = False
             self._refuse()
 
     def _release(self, slot: int) -> Job:

@@ -91,6 +91,13 @@ def test_a_request_that_outgrows_the_pool_alone_is_refused(tmp_path, write_trace
     assert report["pools"]["full"]["live_pages"] == 0
 
 
+def test_a_request_that_outgrows_the_pool_alone_lets_those_in_that_wait(tmp_path, write_trace):
+    trace = write_trace(([], 16 * 15, 16 * 40), ([], 16 * 10, 16))
+    report = report_of(tmp_path, trace, *SMALL, pool_of(1 + 20))
+    assert report["requests"] == {"finished": 1, "refused": 1, "preemptions": 0}
+    assert report["waited_requests"] == 1
+
+
 def test_waiting_requests_are_admitted_when_another_finishes(tmp_path, write_trace):
     trace = write_trace(*(([block], 16, 8) for block in range(6)))
     report = report_of(tmp_path, trace, *SMALL, pool_of(1 + 80))
