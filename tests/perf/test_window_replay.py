@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from kvdefrag import Arena
 from kvdefrag.kernels.backend import HostBackend
 from kvdefrag.perf.engine import Engine
 from kvdefrag.perf.page_stamps import PageStamps
@@ -72,9 +73,7 @@ def expected_holders(engine, seen):
         moved_at = max(admitted, (pages - 1) * PAGE_SIZE + 1) if pages else 0
         assert moved_at <= job.request.input_tokens % BLOCK_TOKENS + generated
         row = store._private_table.first(slot, pages).tolist()
-        near = {
-            token // PAGE_SIZE for token in range(max(0, moved_at - window_tokens), moved_at)
-        }
+        near = {token // PAGE_SIZE for token in range(max(0, moved_at - window_tokens), moved_at)}
         ids += [row[page] for page in near]
         seen["near"] += len(near)
         seen["passed"] += pages - len(near)
@@ -89,7 +88,7 @@ def expected_holders(engine, seen):
 
 @pytest.mark.parametrize("sizes", [TWO_POOLS, THREE_POOLS], ids=["two pools", "three pools"])
 def test_the_window_holds_what_is_still_needed_and_nothing_else(tmp_path, watched, sizes):
-    report = report_of(tmp_path, *sizes, "--pool-gib=0.001", "--running=16", "--limit=40")
+    report = report_of(tmp_path, *sizes, "--pool-gib=0.0009", "--running=16", "--limit=50")
     assert report["passed"]
     assert report["flushes_with_moves"] > 10
     assert min(report["evicted_pages"].values()) > 0
@@ -160,12 +159,16 @@ def test_every_page_of_every_pool_is_compared_before_it_goes(monkeypatch):
         assert pages[pool, "written"] == pages[pool, "last look"] > 60
 
 
-def test_same_trace_same_counts_whatever_the_backend(tmp_path, write_trace):
+def test_same_trace_same_counts_whatever_the_backend(tmp_path, write_trace, monkeypatch):
+    # What runs in the interpreter has nothing to compile.
+    monkeypatch.setattr(Arena, "prewarm", lambda arena: None)
     sessions = [[1, *(10 * (i % 4) + j for j in range(1 + i * 7 % 3))] for i in range(6)]
-    trace = write_trace(*((blocks, i * 37 % 128, 300) for i, blocks in enumerate(sessions)))
+    trace = write_trace(
+        *((blocks, i * 37 % 128, 150 + i * 60) for i, blocks in enumerate(sessions))
+    )
     sizes = ["--page-bytes=24", "--page-scale=1", "--page-size=128", "--state-bytes=130"]
     window = ["--window-page-bytes=48", "--window-tokens=128"]
-    pool = [pool_of(1500), "--running=3", "--device=cpu", "--verify=sample"]
+    pool = [pool_of(1300), "--running=3", "--device=cpu", "--verify=sample"]
     reports = []
     for backend in ("host", "triton"):
         report = report_of(tmp_path, trace, *sizes, *window, *pool, f"--backend={backend}")
@@ -174,7 +177,7 @@ def test_same_trace_same_counts_whatever_the_backend(tmp_path, write_trace):
             del report[key]
         reports.append(report)
     assert reports[0] == reports[1]
-    assert reports[0]["flushes_with_moves"] > 2
+    assert reports[0]["flushes_with_moves"] > 4
 
 
 def test_a_copy_that_does_nothing_is_found(tmp_path, monkeypatch):
