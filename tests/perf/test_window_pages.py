@@ -34,7 +34,17 @@ def make_store(private_pages, window_tokens=128, page_size=16, pages=4096):
     return arena, PageStore(arena, layout, 4, private_pages, verify="full", seed=0)
 
 
-def test_the_window_of_another_key_than_the_page_of_the_same_tokens():
+@pytest.mark.parametrize(
+    ("state_bytes", "grows"), [(0, ["up", "down"]), (24, ["up", "float", "down"])]
+)
+def test_the_window_floats_where_states_have_the_end(state_bytes, grows):
+    specs = make_specs(PoolLayout(999, 8, 16, 99, state_bytes, 9, 16, 60, 128))
+    assert [spec.grows for spec in specs] == grows
+    assert [spec.ids_from for spec in specs[:2]] == [None, "full"]
+    assert specs[0].page_size == specs[1].page_size
+
+
+def test_a_page_in_the_window_has_another_key_than_that_of_the_same_tokens():
     keys = np.concatenate((block_keys([0, 1, 2], 32), private_keys(7, 0, 500)))
     assert not np.isin(window_keys(keys), keys).any()
     assert len(np.unique(window_keys(keys))) == len(keys)
@@ -175,6 +185,25 @@ def test_the_strip_is_the_flush_with_the_most_moves_on_three_pools(seed):
     assert watch.heat["moves"] == max(moves) > 3
     assert {pool for cell in watch.heat["before"] for pool in cell} == {"full", "window", "state"}
     assert list(watch.occupancy[-1]["pools"]) == ["full", "window", "state"]
+
+
+def test_a_bind_that_makes_others_move_is_seen():
+    specs = [
+        PoolSpec("full", 8),
+        PoolSpec("window", 16, grows="float", ids_from="full"),
+        PoolSpec("state", 24, grows="down"),
+    ]
+    arena = Arena(8 * CELLS, specs, device="cpu")
+    watch, timed = Watch(arena, specs, request_count=1), TimedArena(arena)
+    watch.attach(timed)
+    full = timed.try_alloc("full", 100)
+    timed.free("full", full[::2])
+    timed.try_alloc("state", 50)
+    assert arena.stats().moves == 0
+    timed.bind(arena["window"], full[1::2][:20])
+    assert watch.heat["moves"] == arena.stats().moves > 10
+    assert sum(cell.get("window", 0) for cell in watch.heat["before"]) == 0
+    assert sum(cell["window"] for cell in watch.heat["after"]) == 40
 
 
 def test_charts_have_the_window_as_one_more_pool(tmp_path):

@@ -254,7 +254,7 @@ def test_a_request_that_comes_back_has_its_last_window_only(write_trace, monkeyp
         (["--geometry=phi-4-mini-flash", "--compare=static"], "phi-4-mini-flash has a sliding"),
         ([*TWO_POOLS, "--compare=eager"], "explicit sizes has a sliding window"),
     ],
-    ids=" ".join,
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_bad_options_are_named_before_anything_runs(monkeypatch, options, part):
     monkeypatch.setattr(Engine, "run", lambda engine: pytest.fail("it ran"))
