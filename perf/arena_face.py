@@ -1,7 +1,7 @@
 """What a replay asks of an allocator: the part of `Arena` that the baselines have as well."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -21,6 +21,24 @@ class PoolFace(Protocol):
 
     def translate(self, virtual_ids: torch.Tensor, /) -> torch.Tensor:
         """Physical page ids, int64 of the same shape."""
+
+
+@runtime_checkable
+class SharingPoolFace(PoolFace, Protocol):
+    """A pool that lends ids or borrows them; the baselines have none."""
+
+    @property
+    def name(self) -> str:
+        """The pool's name."""
+
+    def free(self, virtual_ids: torch.Tensor, /, cascade: Mapping[str, int] | None = None) -> None:
+        """Give back pages; `cascade`: how many of them are released in pools that borrow."""
+
+    def bind(self, virtual_ids: torch.Tensor, /) -> None:
+        """Give pages of this pool to ids of another."""
+
+    def release(self, virtual_ids: torch.Tensor, /, page_count: int | None = None) -> None:
+        """Take these back; with `page_count`, so many, and the list may have gaps."""
 
 
 class PoolCounts(Protocol):

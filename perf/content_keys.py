@@ -2,7 +2,9 @@
 
 A page of a shared block has a key of its block hash and its place in the block, so that a prefix
 hit is compared with what the trace says must be there. Private pages and states have keys of
-serial numbers that are used once. Two equal keys are as likely as two equal random 64-bit numbers.
+serial numbers that are used once. The key of a page in the window's pool is that of the page of the
+same tokens in the full pool, in another domain. Two equal keys are as likely as two equal random
+64-bit numbers.
 """
 
 import numpy as np
@@ -19,6 +21,7 @@ _HALF_BITS = np.uint64(32)
 _ALL_BITS = 2**64 - 1
 _PRIVATE_DOMAIN = 0x5851F42D4C957F2D
 _STATE_DOMAIN = 0x14057B7EF767814F
+_WINDOW_DOMAIN = np.uint64(0xD1342543DE82EF95)
 
 
 def mix64(values: Keys) -> Keys:
@@ -60,3 +63,8 @@ def private_keys(serial: int, first: int, page_count: int) -> Keys:
 def state_keys(serials: list[int]) -> Keys:
     """Give the keys of state slots from their serials."""
     return np.array([mix64_int(serial ^ _STATE_DOMAIN) for serial in serials], dtype=np.uint64)
+
+
+def window_keys(keys: Keys) -> Keys:
+    """Give the keys of pages in the window pool from those of the same tokens in the full pool."""
+    return keys ^ _WINDOW_DOMAIN

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .geometries import PoolLayout
-from .page_store import FULL, STATE, PageStore
+from .page_store import FULL, STATE, WINDOW, PageStore
 from .prefix_cache import Node, PrefixCache
 from .running_batch import Job, RunningBatch
 from .trace import BLOCK_TOKENS, Request
@@ -38,7 +38,7 @@ class _Plan(NamedTuple):
     """How a job would be admitted.
 
     `path` is in the cache already, the first `hit_blocks` of it need no computing; `new_hashes`
-    follow it.
+    follow it. Private pages from `window_first` on are in the window.
     """
 
     path: list[Node]
@@ -46,6 +46,7 @@ class _Plan(NamedTuple):
     new_hashes: Sequence[int]
     page_counts: dict[str, int]
     private_pages: int
+    window_first: int
 
 
 class Engine:
@@ -65,9 +66,10 @@ class Engine:
         self.cache = PrefixCache(store.rows)
         self.counters = Counters(evicted_pages=dict.fromkeys(store.pool_names, 0))
         self._store = store
+        self._checkpoint_pages = store.checkpoint_pages
         self._layout = layout
         self._queue = deque(Job(request) for request in requests)
-        self._batch = RunningBatch(running, layout.page_size)
+        self._batch = RunningBatch(running, layout.page_size, layout.window_tokens)
         self._on_done = on_done
         self._serials = itertools.count(1)
         self._waiting = False
@@ -104,18 +106,19 @@ class Engine:
             return False
         virtual_ids = self._store.alloc_many(plan.page_counts)
         self._count_admission(job, plan)
-        hit_states = plan.path[plan.hit_blocks - 1 : plan.hit_blocks] if plan.hit_blocks else []
-        self._store.compare(plan.path, hit_states, "prefix hit")
+        reached = plan.path[plan.hit_blocks - 1 : plan.hit_blocks] if plan.hit_blocks else []
+        self._store.compare(plan.path, reached, "prefix hit")
         chain = self.cache.extend(end, plan.new_hashes)
         last = chain[-1] if chain else end
         self.cache.lock(last)
         self.cache.unlock(end)
         serial = next(self._serials)
-        slot = self._batch.add(job, last, serial, plan.private_pages)
+        slot = self._batch.add(job, last, serial, plan.private_pages, plan.window_first)
         self._store.write_pages(chain, slot, serial, virtual_ids[FULL])
-        if self._store.has_states:
-            checkpoints = self._new_checkpoints(end, last)
+        checkpoints = self._new_checkpoints(end, last)
+        if STATE in virtual_ids:
             self._store.write_states(checkpoints, slot, serial, virtual_ids[STATE])
+        self._store.write_window(checkpoints, slot, serial, plan.window_first, plan.private_pages)
         return True
 
     def _plan(self, job: Job) -> _Plan:
@@ -123,21 +126,29 @@ class Engine:
         path = self.cache.match(hashes)
         new_hashes = hashes[len(path) :]
         private_pages = -(-job.private_tokens // self._layout.page_size)
+        window_first = self._layout.window_first(job.private_tokens)
         page_counts = {FULL: len(new_hashes) * self._layout.block_pages + private_pages}
         hit_blocks = len(path)
-        if self._store.has_states:
-            branch = bool(path) and not path[-1].state_serial
-            page_counts[STATE] = 1 + branch + bool(new_hashes)
-            while hit_blocks and not path[hit_blocks - 1].state_serial:
+        if self._checkpoint_pages:
+            branch = bool(path) and not path[-1].checkpoint
+            for pool, pages in self._checkpoint_pages.items():
+                page_counts[pool] = (branch + bool(new_hashes)) * pages
+            while hit_blocks and not path[hit_blocks - 1].checkpoint:
                 hit_blocks -= 1
-        return _Plan(path, hit_blocks, new_hashes, page_counts, private_pages)
+        if STATE in page_counts:
+            page_counts[STATE] += 1
+        if WINDOW in page_counts:
+            page_counts[WINDOW] += private_pages - window_first
+        return _Plan(path, hit_blocks, new_hashes, page_counts, private_pages, window_first)
 
     def _new_checkpoints(self, branch: Node, last: Node) -> list[Node]:
-        """Mark the branch point and the last full block as having states, where they have none."""
+        """Mark the branch point and the last full block as checkpoints, where they are none."""
+        if not self._checkpoint_pages:
+            return []
         wanted = (branch, last) if branch is not last else (last,)
-        nodes = [node for node in wanted if node.depth and not node.state_serial]
+        nodes = [node for node in wanted if node.depth and not node.checkpoint]
         for node in nodes:
-            node.state_serial = next(self._serials)
+            node.checkpoint = next(self._serials)
         return nodes
 
     def _count_admission(self, job: Job, plan: _Plan) -> None:
@@ -163,6 +174,8 @@ class Engine:
     def _grow(self) -> None:
         """Give a page to every request that needs one, taking it from others if need be."""
         slots = self._batch.short_of_a_page()
+        if slots.size and self._store.window is not None:
+            self._store.leave_window(slots, self._batch.leave_window(slots))
         while slots.size:
             positions, keys = self._batch.growth(slots)
             if self._store.grow(slots, positions, keys):
@@ -187,8 +200,9 @@ class Engine:
         self._store.evict(chain)
         self.counters.evicted_chains += 1
         self.counters.evicted_pages[FULL] += len(chain) * self._layout.block_pages
-        if chain[0].state_serial:
-            self.counters.evicted_pages[STATE] += 1
+        if chain[0].checkpoint:
+            for pool, pages in self._checkpoint_pages.items():
+                self.counters.evicted_pages[pool] += pages
         return True
 
     def _preempt_youngest(self) -> None:
@@ -198,11 +212,13 @@ class Engine:
             self._queue.appendleft(job)
             self.counters.preemptions += 1
         else:
+            # Nobody is left whose end those that wait could wait for.
+            self._waiting = False
             self._refuse()
 
     def _release(self, slot: int) -> Job:
         held = self._batch.remove(slot)
-        self._store.release(slot, held.serial, held.page_count)
+        self._store.release(slot, held.serial, held.page_count, held.window_first)
         self.cache.unlock(held.end)
         return held.job
 

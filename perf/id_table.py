@@ -39,6 +39,12 @@ class IdTable:
             cells = self._on_device(rows * self._width + columns)
             self._ids.view(-1).index_copy_(0, cells, ids)
 
+    def take_cells(self, rows: Integers, columns: Integers) -> torch.Tensor:
+        """Read one id from each of the cells `(rows[i], columns[i])`; all are `[n]`."""
+        if self._host is not None:
+            return torch.from_numpy(self._host[rows, columns])
+        return self._ids.view(-1).index_select(0, self._on_device(rows * self._width + columns))
+
     def put_first(self, row: int, ids: torch.Tensor) -> None:
         """Write the first `ids.numel()` columns of a row."""
         self._ids[row, : ids.shape[0]] = ids
@@ -46,6 +52,10 @@ class IdTable:
     def first(self, row: int, count: int) -> torch.Tensor:
         """The first `count` columns of a row, a view."""
         return self._ids[row, :count]
+
+    def between(self, row: int, first: int, end: int) -> torch.Tensor:
+        """The columns from `first` to before `end` of a row, a view."""
+        return self._ids[row, first:end]
 
     def _on_device(self, values: Integers) -> torch.Tensor:
         return torch.from_numpy(values).to(self._ids.device)

@@ -14,7 +14,8 @@ class Node:
     """One full block of a prompt, reached through all blocks before it.
 
     `depth` counts blocks from the root (the first block has 1); `row` indexes the owner's tables;
-    `state_serial` is the serial of the recurrent state kept for this prefix, 0 where there is none;
+    `checkpoint` is the serial of what is kept to continue from here (the recurrent state, the pages
+    of the window), 0 where there is none;
     `locks` counts the running requests whose prefix ends here; `last_used` is a tick of the cache.
     """
 
@@ -23,7 +24,7 @@ class Node:
     depth: int
     parent: "Node | None"
     children: "dict[int, Node]" = field(default_factory=dict)
-    state_serial: int = 0
+    checkpoint: int = 0
     locks: int = 0
     last_used: int = 0
 
@@ -80,8 +81,8 @@ class PrefixCache:
     def evict(self) -> list[Node]:
         """Remove the least recently used unlocked leaf, and return what went, leaf first.
 
-        Its ancestors follow while they are unlocked and have neither a state nor children. Empty
-        when every leaf is locked.
+        Its ancestors follow while they are unlocked and have neither a checkpoint nor children.
+        Empty when every leaf is locked.
         """
         while self._leaves:
             last_used, _, leaf = heapq.heappop(self._leaves)
@@ -106,7 +107,7 @@ class PrefixCache:
             self._free_rows.append(node.row)
             chain.append(node)
             node = parent
-            if node.state_serial or not self._evictable(node):
+            if node.checkpoint or not self._evictable(node):
                 break
         self._offer(node)
         return chain

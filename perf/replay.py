@@ -4,9 +4,11 @@ Requests are admitted in trace order, a bounded number at a time. A prompt's ful
 prefix cache and are shared; the partial last block and the answer are private. Models with
 recurrent state keep one checkpoint at a prompt's last full block and one where it branched off; a
 prefix then counts as a hit only up to its deepest checkpoint, and the blocks beyond are computed
-again into the pages that they have. When pages run short, cached leaves are evicted; when growth
-still does not fit, the youngest request is preempted, queued first again, and its answer so far
-becomes part of its private pages.
+again into the pages that they have. The same holds for models with a sliding window, whose
+checkpoints are pages of the last tokens in the window's pool; besides them that pool holds only
+what the windows of running requests reach. When pages run short, cached leaves are evicted; when
+growth still does not fit, the youngest request is preempted, queued first again, and its answer so
+far becomes part of its private pages.
 
 Every page is stamped when it is written, and compared when a prefix hits, before it is freed and at
 the end.
@@ -27,7 +29,7 @@ from .arena_face import ArenaFace, StatsFace
 from .engine import Counters, Engine
 from .geometries import PoolLayout
 from .page_stamps import Verdict
-from .page_store import FULL, STATE, PageStore
+from .page_store import FULL, STATE, WINDOW, PageStore
 from .replay_watch import Watch
 from .timed_arena import TimedArena
 from .trace import BLOCK_TOKENS, Request
@@ -52,7 +54,8 @@ class ReplayOptions:
 class ReplayResult:
     """What a replay found; `faults` are inconsistencies that the arena or the counts show.
 
-    `read_backs` are the device-to-host copies that serving took, those of the checks left out.
+    `read_backs` are the device-to-host copies that serving took, those of the checks left out;
+    `peak_window_pages` are the most pages that the window's pool held, 0 where there is none.
     """
 
     counters: Counters
@@ -64,6 +67,7 @@ class ReplayResult:
     backend: str
     device: str
     elapsed_s: float
+    peak_window_pages: int
 
     @property
     def passed(self) -> bool:
@@ -72,8 +76,21 @@ class ReplayResult:
 
 
 def make_specs(layout: PoolLayout) -> list[PoolSpec]:
-    """The pools of a replay: token pages from the start of the buffer, states from its end."""
+    """The pools of a replay: token pages from the start of the buffer, states from its end.
+
+    The window floats between them, or takes the end where there are no states.
+    """
     specs = [PoolSpec(FULL, layout.page_bytes, page_size=layout.page_size, grows="up")]
+    if layout.window_page_bytes:
+        specs.append(
+            PoolSpec(
+                WINDOW,
+                layout.window_page_bytes,
+                page_size=layout.page_size,
+                grows="float" if layout.state_bytes else "down",
+                ids_from=FULL,
+            )
+        )
     if layout.state_bytes:
         specs.append(PoolSpec(STATE, layout.state_bytes, page_size=1, grows="down"))
     return specs
@@ -140,6 +157,7 @@ def replay_trace(
         backend=choose_backend(options.backend, arena.device).name,
         device=str(arena.device),
         elapsed_s=perf_counter() - start,
+        peak_window_pages=store.window.peak if store.window is not None else 0,
     )
 
 
@@ -162,10 +180,12 @@ def _final_checks(
 ) -> tuple[str, ...]:
     """Compare all pages that are still held, count them, and let the arena check itself."""
     nodes = engine.cache.nodes()
-    holders = [node for node in nodes if node.state_serial]
+    holders = [node for node in nodes if node.checkpoint]
     store.compare(nodes, holders, "at the end")
     faults = []
-    held_pages = {FULL: len(nodes) * layout.block_pages, STATE: len(holders)}
+    held_pages = {FULL: len(nodes) * layout.block_pages}
+    for pool, pages in store.checkpoint_pages.items():
+        held_pages[pool] = len(holders) * pages
     for pool, pool_stats in arena.stats().pools.items():
         if pool_stats.live_pages != held_pages[pool]:
             faults.append(

@@ -50,6 +50,11 @@ def replay(**options: Any) -> None:
         )
     _check_combination(options)
     geometry = _geometry(options)
+    if options["compare"] and geometry.window_tokens:
+        raise click.UsageError(
+            f"--compare: {geometry.name} has a sliding window, whose pool shares ids with the full "
+            "one; the other allocators have no shared ids."
+        )
     layouts = {size: _layout(geometry, size, options) for size in options["pool_gib"]}
     requests = _requests(options)
     settings = _settings(options, geometry, len(requests))
@@ -108,8 +113,11 @@ def _replay_one(
         "pool_gib": options["pool_gib"][0],
         "num_pages": layout.num_pages,
         "state_slots": layout.state_slots,
+        "window_pages": layout.window_pages,
+        "window_tokens": layout.window_tokens,
         "page_bytes": layout.page_bytes,
         "state_bytes": layout.state_bytes,
+        "window_page_bytes": layout.window_page_bytes,
         "verify": run_options.verify,
         "backend": result.backend,
         "device": result.device,
@@ -144,7 +152,7 @@ def _compare(
 def _geometry(options: dict[str, Any]) -> Geometry:
     page_bytes: int | None = options["page_bytes"]
     if page_bytes is None:
-        for name in ("page_size", "state_bytes"):
+        for name in ("page_size", "state_bytes", "window_page_bytes", "window_tokens"):
             if options[name] is not None:
                 raise click.UsageError(
                     f"--{name.replace('_', '-')} goes with --page-bytes, not with a geometry."
@@ -158,7 +166,17 @@ def _geometry(options: dict[str, Any]) -> Geometry:
             f"{page_size} does not divide the {BLOCK_TOKENS} tokens of a block.",
             param_hint="--page-size",
         )
-    return Geometry("explicit sizes", page_bytes, page_size, options["state_bytes"] or 0)
+    window_page_bytes, window_tokens = options["window_page_bytes"], options["window_tokens"]
+    if (window_page_bytes is None) != (window_tokens is None):
+        raise click.UsageError("--window-page-bytes and --window-tokens go together.")
+    return Geometry(
+        "explicit sizes",
+        page_bytes,
+        page_size,
+        options["state_bytes"] or 0,
+        window_page_bytes or 0,
+        window_tokens or 0,
+    )
 
 
 def _layout(geometry: Geometry, pool_gib: float, options: dict[str, Any]) -> PoolLayout:

@@ -62,7 +62,9 @@ _OPTIONS = (
     click.option(
         "--geometry",
         type=click.Choice(list(GEOMETRIES)),
-        help=f"Model whose page and state sizes to use. Default: {DEFAULT_GEOMETRY}.",
+        help="Model whose page and state sizes to use; gpt-oss-20b has a sliding window beside "
+        "full attention, phi-4-mini-flash states as well: three pools in one buffer. "
+        f"Default: {DEFAULT_GEOMETRY}.",
     ),
     click.option(
         "--page-bytes",
@@ -79,6 +81,18 @@ _OPTIONS = (
         type=click.IntRange(min=0),
         help="Unscaled bytes of a state slot, with --page-bytes. "
         "Default: 0, one pool without states.",
+    ),
+    click.option(
+        "--window-page-bytes",
+        type=click.IntRange(min=1),
+        help="Unscaled bytes of a page in the layers with a sliding window, with --page-bytes. "
+        "Default: no such layers.",
+    ),
+    click.option(
+        "--window-tokens",
+        type=click.IntRange(1, BLOCK_TOKENS),
+        help=f"Tokens that the window reaches back, {BLOCK_TOKENS} at most, "
+        "with --window-page-bytes.",
     ),
     click.option(
         "--pool-gib",
@@ -141,7 +155,8 @@ _OPTIONS = (
         "--compare",
         type=Listed(click.Choice(list(POLICIES))),
         metavar="NAME[,NAME...]",
-        help=f"Replay the same requests through these baselines as well: {', '.join(POLICIES)}.",
+        help=f"Replay the same requests through these baselines as well: {', '.join(POLICIES)}. "
+        "They have no shared ids: not for a geometry with a window.",
     ),
     click.option(
         "--split",

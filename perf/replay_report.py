@@ -49,6 +49,7 @@ def build_report(settings: Report, result: ReplayResult, watch: Watch) -> Report
         "evicted_chains": counters.evicted_chains,
         "evicted_pages": dict(counters.evicted_pages),
         **_allocator_figures(result.stats),
+        "peak_window_pages": result.peak_window_pages,
         "byte_check": {
             "pages_checked": verdict.pages_checked,
             "wrong_pages": verdict.wrong_pages,
@@ -145,6 +146,10 @@ def _traffic_rows(report: Report) -> Iterator[tuple[str, str]]:
     yield "pages", f"{settings['num_pages']:,} of {settings['page_bytes']:,} bytes"
     if settings["state_bytes"]:
         yield "state slots", f"{settings['state_slots']:,} of {settings['state_bytes']:,} bytes"
+    if settings["window_tokens"]:
+        size = f"{settings['window_pages']:,} of {settings['window_page_bytes']:,} bytes"
+        yield "window pages", size
+        yield "window pages held at most", f"{report['peak_window_pages']:,}"
     yield "requests finished", f"{requests['finished']:,}"
     yield "requests refused", f"{requests['refused']:,}"
     yield "requests that waited for pages", f"{report['waited_requests']:,}"

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from kvdefrag import Arena, PoolSpec
-from kvdefrag.allocator.geometry import place_bands
+from kvdefrag import Arena, OutOfPages, PoolSpec
 
 from .timed_arena import TimedArena
 
@@ -38,7 +37,6 @@ class Watch:
         }
         self._arena = arena
         self._specs = specs
-        self._geometries = place_bands(specs, arena.total_bytes)
         self._step = max(1, request_count // SAMPLES)
         self._done = 0
         self._before: Strip = []
@@ -47,7 +45,7 @@ class Watch:
 
     def attach(self, timed: TimedArena) -> None:
         """Look on at the calls of `timed`."""
-        if len(self._specs) == 2:
+        if len(self._specs) > 1:
             timed.before_alloc = self._before_alloc
             timed.after_flush = self._after_flush
 
@@ -70,20 +68,26 @@ class Watch:
 
     def _before_alloc(self, page_counts: Mapping[str, int]) -> None:
         """Draw the strip if this call will flush, unless that flush cannot have the most moves."""
-        stats = self._arena.stats()
-        edges = []
-        for spec, geometry in zip(self._specs, self._geometries, strict=True):
-            pool = stats.pools[spec.name]
-            wanted = max(pool.span_pages, pool.live_pages + page_counts.get(spec.name, 0))
-            edges.append(geometry.edges(wanted) if wanted else None)
-        lower, upper = edges
-        short_bytes = lower[1] - upper[0] if lower and upper else 0
         self._before = []
-        # Of the pages that are in the way no more are moved than their room takes.
-        most_moves = short_bytes // min(spec.page_bytes for spec in self._specs) + 2
-        if short_bytes > 0 and most_moves > self.heat["moves"]:
+        if self._pages_in_the_way(page_counts) > self.heat["moves"]:
             self._before = self._strip()
-            self._moves_before = stats.moves
+            self._moves_before = self._arena.stats().moves
+
+    def _pages_in_the_way(self, page_counts: Mapping[str, int]) -> int:
+        """Pages of bands that an allocation makes withdraw: no fewer than it will move."""
+        # Nobody else knows where a band lies that floats.
+        capacity = self._arena._shared.capacity
+        if capacity.fits_as_is(page_counts):
+            return 0
+        try:
+            windows = capacity.windows(page_counts)
+        except OutOfPages:
+            return 0
+        pages = 0
+        for band, low_byte, high_byte in windows:
+            first, end = band.geometry.depth_window(low_byte, high_byte)
+            pages += min(band.span, max(0, first) + max(0, band.span - end))
+        return pages
 
     def _after_flush(self) -> None:
         moves = self._arena.stats().moves - self._moves_before

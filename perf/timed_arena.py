@@ -5,7 +5,7 @@ from time import perf_counter_ns
 
 import torch
 
-from .arena_face import ArenaFace
+from .arena_face import ArenaFace, SharingPoolFace
 
 
 class TimedArena:
@@ -48,6 +48,27 @@ class TimedArena:
         """Free pages of one pool by their virtual ids."""
         start = perf_counter_ns()
         self.arena[pool].free(virtual_ids)
+        self._note(self.free_ns, perf_counter_ns() - start)
+
+    def bind(self, pool: SharingPoolFace, virtual_ids: torch.Tensor) -> None:
+        """Give pages of `pool` to ids of the pool that it borrows from: an allocation."""
+        self.before_alloc({pool.name: virtual_ids.shape[0]})
+        start = perf_counter_ns()
+        pool.bind(virtual_ids)
+        self._note(self.alloc_ns, perf_counter_ns() - start)
+
+    def release(self, pool: SharingPoolFace, virtual_ids: torch.Tensor, page_count: int) -> None:
+        """Take `page_count` pages of borrowed ids back; the list may have gaps."""
+        start = perf_counter_ns()
+        pool.release(virtual_ids, page_count)
+        self._note(self.free_ns, perf_counter_ns() - start)
+
+    def free_lent(
+        self, pool: SharingPoolFace, virtual_ids: torch.Tensor, cascade: Mapping[str, int]
+    ) -> None:
+        """Free pages of one pool, and `cascade` of them in those that borrow their ids."""
+        start = perf_counter_ns()
+        pool.free(virtual_ids, cascade=cascade)
         self._note(self.free_ns, perf_counter_ns() - start)
 
     def _note(self, calls_ns: list[int], elapsed_ns: int) -> None:

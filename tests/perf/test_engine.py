@@ -61,9 +61,9 @@ def test_the_preempted_request_is_the_one_admitted_last(write_trace, monkeypatch
     released = []
     release = PageStore.release
 
-    def noting_release(store, slot, serial, page_count):
+    def noting_release(store, slot, serial, page_count, window_first):
         released.append(serial)
-        release(store, slot, serial, page_count)
+        release(store, slot, serial, page_count, window_first)
 
     monkeypatch.setattr(PageStore, "release", noting_release)
     trace = write_trace(([], 16, 300), ([], 16, 200))
@@ -89,6 +89,13 @@ def test_a_request_that_outgrows_the_pool_alone_is_refused(tmp_path, write_trace
     assert report["requests"]["refused"] == 1
     assert report["requests"]["finished"] == 1
     assert report["pools"]["full"]["live_pages"] == 0
+
+
+def test_a_request_that_outgrows_the_pool_alone_lets_those_in_that_wait(tmp_path, write_trace):
+    trace = write_trace(([], 16 * 15, 16 * 40), ([], 16 * 10, 16))
+    report = report_of(tmp_path, trace, *SMALL, pool_of(1 + 20))
+    assert report["requests"] == {"finished": 1, "refused": 1, "preemptions": 0}
+    assert report["waited_requests"] == 1
 
 
 def test_waiting_requests_are_admitted_when_another_finishes(tmp_path, write_trace):

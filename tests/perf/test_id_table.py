@@ -33,5 +33,7 @@ def test_cells_and_row_heads(table):
     table.put_cells(np.array([6, 0]), np.array([2, 1]), torch.tensor([11, 12]))
     table.put_first(3, torch.tensor([21, 22]))
     assert table.take([6, 0, 3]).tolist() == [0, 0, 11, 0, 12, 0, 21, 22, 0]
+    assert table.take_cells(np.array([0, 6, 6]), np.array([1, 0, 2])).tolist() == [12, 0, 11]
+    assert table.between(6, 1, 3).tolist() == [0, 11]
     assert table.first(3, 2).tolist() == [21, 22]
     assert table.first(6, 3).tolist() == [0, 0, 11]

@@ -84,7 +84,7 @@ def test_agrees_with_a_slow_model(seed):
             model.lock(hashes[: len(path)], -1)
             for node in {end, last}:
                 if node.depth and draw.random() < 0.6:
-                    node.state_serial = node.state_serial or step + 1
+                    node.checkpoint = node.checkpoint or step + 1
                     model.states[prefix_of(node)] = True
             running.append((last, hashes))
         elif action < 0.75 and running:
@@ -130,7 +130,7 @@ def test_least_recently_used_leaf_goes_first_and_a_touch_saves_it():
 def test_a_leaf_takes_ancestors_without_state_or_children_along():
     cache = PrefixCache(10)
     (end,) = build(cache, [1, 2, 3, 4, 5])
-    cache.match([1, 2])[-1].state_serial = 7
+    cache.match([1, 2])[-1].checkpoint = 7
     cache.unlock(end)
     assert evicted(cache) == [5, 4, 3]
     assert evicted(cache) == [2, 1]

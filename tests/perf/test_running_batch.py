@@ -46,7 +46,7 @@ def test_removal_gives_what_is_needed_to_come_back(batch):
     batch.advance()
     batch.add_pages(batch.short_of_a_page())
     held = batch.remove(slot)
-    assert held == (request, END, 5, 2)
+    assert held == (request, END, 5, 2, 0)
     assert request.generated == 2
     assert request.private_tokens == 3 + 2
     again = batch.add(request, END, serial=6, page_count=2)
