@@ -9,11 +9,13 @@ from pathlib import Path
 import torch
 
 from .gpu_check_bandwidth import measure_bandwidth, measure_sweep, set_targets
+from .gpu_check_borrow_twins import check_borrow_twins
 from .gpu_check_calls import measure_calls
 from .gpu_check_clock import Clock
 from .gpu_check_copies import check_beyond_32_bits, check_copies
 from .gpu_check_faults import check_faults
 from .gpu_check_flush import measure_flush
+from .gpu_check_growth_twins import check_growth_twins
 from .gpu_check_lockstep import check_lockstep
 from .gpu_check_machine import default_path, finish, free_bytes, machine_facts
 from .gpu_check_promises import check_graph, check_no_sync, check_prewarm
@@ -21,6 +23,7 @@ from .gpu_check_report import Report
 from .gpu_check_sanitizer import check_under_sanitizer, run_part
 from .gpu_check_sizes import INTERPRETED, ON_A_GPU, Sizes
 from .gpu_check_table import table
+from .gpu_check_token_twins import check_token_twins
 from .gpu_check_twins import check_twins
 
 Section = Callable[[], None]
@@ -74,6 +77,9 @@ def _checks(device: torch.device, sizes: Sizes, report: Report) -> list[tuple[st
         ("lockstep", lambda: check_lockstep(device, sizes, report)),
         ("faults", lambda: check_faults(device, sizes, report)),
         ("kernels against twins", lambda: check_twins(device, sizes, report)),
+        ("tokens against twins", lambda: check_token_twins(device, sizes, report)),
+        ("growth against twins", lambda: check_growth_twins(device, sizes, report)),
+        ("borrowed ids against twins", lambda: check_borrow_twins(device, sizes, report)),
         ("copies against twins", lambda: check_copies(device, sizes, report)),
     ]
     if sizes.beyond_32_bits:

@@ -23,6 +23,9 @@ class Sizes:
     geometries: tuple[tuple[int, PoolShape, PoolShape], ...]
     lockstep_steps: int
     id_counts: tuple[int, ...]
+    token_counts: tuple[int, ...]
+    grown_counts: tuple[int, ...]
+    zeroed_counts: tuple[int, ...]
     page_bytes: tuple[int, ...]
     offsets: tuple[int, ...]
     moves: int
@@ -52,6 +55,9 @@ ON_A_GPU = Sizes(
     ),
     lockstep_steps=400,
     id_counts=(1, 2, 127, 128, 129, 1000, 70_000),
+    token_counts=(1, 2, 127, 128, 129, 2047, 2048, 2049, 4097, 70_000),
+    grown_counts=(1, 2, 127, 128, 129, 1000, 70_000),
+    zeroed_counts=(1, 2, 7, 129, 1000),
     page_bytes=ALL_PAGE_BYTES,
     offsets=(0, 1, 8, 16),
     moves=37,
@@ -77,6 +83,9 @@ INTERPRETED = Sizes(
     geometries=((1 << 11, ("full", 80, 4), ("state", 7, 3)),),
     lockstep_steps=25,
     id_counts=(1, 129),
+    token_counts=(129,),
+    grown_counts=(3,),
+    zeroed_counts=(7,),
     page_bytes=(1, 7, 16, 656, 16384 + 8),
     offsets=(0, 1),
     moves=3,

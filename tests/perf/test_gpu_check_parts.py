@@ -12,10 +12,10 @@ from kvdefrag.perf.gpu_check_bandwidth import WorkingSet
 from kvdefrag.perf.gpu_check_baselines import batched_look_up, copying_page_by_page
 from kvdefrag.perf.gpu_check_clock import Clock
 from kvdefrag.perf.gpu_check_flush import Ours, Scene
+from kvdefrag.perf.gpu_check_guarded import Case, Guarded, run_both
 from kvdefrag.perf.gpu_check_lockstep import Lockstep
 from kvdefrag.perf.gpu_check_report import Report, Wrong
 from kvdefrag.perf.gpu_check_sizes import INTERPRETED
-from kvdefrag.perf.gpu_check_twins import Case, Guarded, run_both
 
 CPU = torch.device("cpu")
 
@@ -220,7 +220,14 @@ class TestSanitizer:
         assert [check["passed"] for check in report.checks] == [True] * (1 - skipped)
 
     def test_the_part_that_it_watches(self, monkeypatch):
-        sizes = replace(INTERPRETED, id_counts=(), page_bytes=(16,))
+        sizes = replace(
+            INTERPRETED,
+            id_counts=(),
+            token_counts=(),
+            grown_counts=(),
+            zeroed_counts=(),
+            page_bytes=(16,),
+        )
         monkeypatch.setattr(gpu_check_sanitizer, "INTERPRETED", sizes)
         report = gpu_check_sanitizer.run_part(CPU)
         assert report.passed
