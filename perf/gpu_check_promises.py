@@ -130,7 +130,7 @@ def check_no_sync(device: torch.device, sizes: Sizes, report: Report) -> None:
         arena = _arena(device, PREWARMED[0])
         arena.prewarm()
         traffic = Traffic(arena, seed=2)
-        _excuse_read_backs(arena, sync_debug_mode)
+        excuse_read_backs(arena, sync_debug_mode)
         with sync_debug_mode("error"):
             for _ in range(sizes.warm_calls):
                 traffic.step()
@@ -198,7 +198,7 @@ def _arena(device: torch.device, pools: tuple[PoolShape, PoolShape]) -> Arena:
     return Arena(BUFFER_BYTES, specs, device=device, backend="triton")
 
 
-def _excuse_read_backs(arena: Arena, mode: Callable[[str], Any]) -> None:
+def excuse_read_backs(arena: Arena, mode: Callable[[str], Any]) -> None:
     """From now on ``mode("default")`` holds inside this arena's read-backs."""
     backend: Any = arena._shared.backend
     read_back = backend.read_back

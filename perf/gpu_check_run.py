@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from . import gpu_check_busy as busy
 from .gpu_check_bandwidth import measure_bandwidth, measure_sweep, set_targets
 from .gpu_check_borrow_twins import check_borrow_twins
 from .gpu_check_calls import measure_calls
@@ -22,6 +23,7 @@ from .gpu_check_promises import check_graph, check_no_sync, check_prewarm
 from .gpu_check_report import Report
 from .gpu_check_sanitizer import check_under_sanitizer, run_part
 from .gpu_check_sizes import INTERPRETED, ON_A_GPU, Sizes
+from .gpu_check_streams import check_streams
 from .gpu_check_table import table
 from .gpu_check_token_twins import check_token_twins
 from .gpu_check_twins import check_twins
@@ -74,6 +76,8 @@ def _checks(device: torch.device, sizes: Sizes, report: Report) -> list[tuple[st
         for name in ("sync debug mode", "CUDA graph", "compute-sanitizer"):
             report.skip(name, "there is no GPU")
     sections += [
+        ("forwards in flight", lambda: check_streams(device, report)),
+        (busy.GROUP, lambda: busy.check_busy(device, sizes, report)),
         ("lockstep", lambda: check_lockstep(device, sizes, report)),
         ("faults", lambda: check_faults(device, sizes, report)),
         ("kernels against twins", lambda: check_twins(device, sizes, report)),

@@ -15,7 +15,7 @@ from kvdefrag.perf.gpu_check_sizes import ALL_PAGE_BYTES, ON_A_GPU
 from kvdefrag.perf.gpu_check_table import table
 
 SECTIONS = (
-    "prewarm", "lockstep", "faults", "kernels against twins", "tokens against twins",
+    "prewarm", "forwards in flight", "host time beside a busy device", "lockstep", "faults", "kernels against twins", "tokens against twins",
     "growth against twins", "borrowed ids against twins", "copies against twins",
     "copy bandwidth", "urgent flush", "host time of calls", "tile sweep",
 )  # fmt: skip

@@ -108,7 +108,7 @@ class TestPromises:
             operation = getattr(backend, name)
             noted = lambda *a, name=name, op=operation: (seen.append((name, modes[-1])), op(*a))[1]  # noqa: E731
             monkeypatch.setattr(backend, name, noted)
-        gpu_check_promises._excuse_read_backs(arena, gpu_check_promises.sync_debug_mode)
+        gpu_check_promises.excuse_read_backs(arena, gpu_check_promises.sync_debug_mode)
         with gpu_check_promises.sync_debug_mode("error"):
             ids = arena["full"].alloc(4)
             arena["full"].free(ids[:1])
