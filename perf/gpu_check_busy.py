@@ -18,7 +18,7 @@ from .gpu_check_machine import finish
 from .gpu_check_promises import excuse_read_backs, sync_debug_mode
 from .gpu_check_report import Report, describe, require
 from .gpu_check_sizes import Sizes
-from .gpu_check_streams import keep_busy
+from .gpu_check_streams import keep_busy, new_event
 
 GROUP = "host time beside a busy device"
 LIMIT_US = 2000.0
@@ -203,7 +203,7 @@ def _idle_after(device: torch.device) -> Callable[[], bool]:
     """Whether the work queued so far is done; ``bool`` says False, for a device without any."""
     if device.type != "cuda":
         return bool
-    event: Any = torch.cuda.Event()
+    event = new_event()
     event.record()
     query: Callable[[], bool] = event.query
     return query

@@ -124,13 +124,13 @@ def _mirrored(
 def _refuse(pool: MultiEndedAllocator, ids: torch.Tensor) -> int:
     pool.free(ids[:1])
     pool.free(ids[:1])
-    return USAGE.value
+    return int(USAGE.value)
 
 
 def _corrupt(pool: MultiEndedAllocator, ids: torch.Tensor) -> int:
     pool.physical_to_virtual[pool.translate(ids[-1:])] = ids[:1]
     pool.free(ids[-1:])
-    return CORRUPT.value
+    return int(CORRUPT.value)
 
 
 def _require_stopped(arena: Arena, pool: MultiEndedAllocator) -> None:

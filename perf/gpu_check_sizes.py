@@ -45,6 +45,8 @@ class Sizes:
     flush_rounds: dict[int, tuple[int, int]]
     call_pages: tuple[int, ...]
     call_rounds: int
+    timed_ids: tuple[int, ...]
+    zeroed_page_bytes: tuple[int, ...]
     busy_ms: float
     busy_pages: int
     busy_rounds: int
@@ -80,6 +82,8 @@ ON_A_GPU = Sizes(
     flush_rounds={16: (51, 21), 256: (31, 11), 4096: (15, 3), 65_536: (5, 1)},
     call_pages=(1, 16, 256, 4096, 65_536),
     call_rounds=31,
+    timed_ids=(2048, 65_536),
+    zeroed_page_bytes=(4096, 65536),
     busy_ms=200.0,
     busy_pages=512,
     busy_rounds=5,
@@ -111,6 +115,8 @@ INTERPRETED = Sizes(
     flush_rounds={4: (2, 1)},
     call_pages=(1, 8),
     call_rounds=2,
+    timed_ids=(32,),
+    zeroed_page_bytes=(4096,),
     busy_ms=0.0,
     busy_pages=4,
     busy_rounds=1,

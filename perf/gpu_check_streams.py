@@ -45,14 +45,21 @@ def by_hand(work: Work) -> Forward:
 
 def on_a_stream(device: torch.device, work: Work) -> Forward:
     """A forward that sleeps and then does ``work``, on a stream of its own."""
-    stream: Any = torch.cuda.Stream(device)
+    stream_type: Any = torch.cuda.Stream
+    stream = stream_type(device)
     stream.wait_stream(torch.cuda.current_stream(device))
-    fence: Any = torch.cuda.Event()
+    fence = new_event()
     with torch.cuda.stream(stream):
         keep_busy(device, SLEEP_MS)
         work()
         fence.record(stream)
     return Forward(fence, fence.synchronize)
+
+
+def new_event(**options: bool) -> Any:
+    """A ``torch.cuda.Event``, which has no types."""
+    event_type: Any = torch.cuda.Event
+    return event_type(**options)
 
 
 def keep_busy(device: torch.device, milliseconds: float) -> None:
@@ -66,7 +73,7 @@ def cycles_per_ms(device: torch.device) -> float:
     """How far the counter of the device that sleeps are counted by goes in a millisecond."""
     cycles = 20_000_000
     for _ in range(2):
-        started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        started, ended = (new_event(enable_timing=True) for _ in range(2))
         started.record()
         _sleep(cycles)
         ended.record()
