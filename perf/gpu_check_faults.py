@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from kvdefrag import Arena, CorruptState, MultiEndedAllocator, PoolSpec, UsageError
-from kvdefrag.kernels.record import CORRUPT, USAGE
+from kvdefrag.kernels.record import CORRUPT, MIRROR, RECORD_WORDS, USAGE
 
 from .gpu_check_lockstep import Geometry, Lockstep, place, require_alive
 from .gpu_check_machine import finish
@@ -99,6 +99,8 @@ def _mirrored(
     """``cause`` makes the kernels record a fault, and gives the slot that it goes to."""
     arena = Arena(1 << 16, [PoolSpec("pages", page_bytes=1024)], device=device, backend="triton")
     pool, shared = arena["pages"], arena._shared
+    if device.type == "cpu":
+        second_record(arena)
     ids = pool.alloc(PAGES)
     finish(device)
     require(not shared.record.mirror[[USAGE.value, CORRUPT.value]].any(), "a fault to begin with")
@@ -119,6 +121,14 @@ def _mirrored(
     require(not shared.record.mirror[slot], "it still shows afterwards")
     pool.alloc(3)
     arena.check(deep=True)
+
+
+def second_record(arena: Arena) -> None:
+    """On a CPU the record is its own mirror: make it another, as pinned memory is on a GPU."""
+    record = arena._shared.record
+    other = torch.zeros(RECORD_WORDS, dtype=torch.int64)
+    record.words[MIRROR.value] = other.data_ptr()
+    record.mirror = other.numpy()
 
 
 def _refuse(pool: MultiEndedAllocator, ids: torch.Tensor) -> int:

@@ -87,7 +87,8 @@ def decode_steps(count: int) -> Iterator[Case]:
             yield _step(tables, last, page_size, dtype, stride)
         yield _step(tables, last, page_size, beyond=2)
         yield _step(tables, last, page_size, beyond=-1)
-        unbound = int(tables.free_ids[0]) * page_size
+        # Not one that this very launch hands out, which another program may see bound.
+        unbound = int(tables.free_ids[-1]) * page_size
         for bad in (-2, len(tables.v2p) * page_size, 2**40, unbound):
             wrong = last.copy()
             wrong[count // 2] = bad
@@ -181,7 +182,7 @@ def _bad_batches(tables: Tables, batch: Batch, page_size: int) -> Iterator[Case]
         wrong.prefix_lens[row], wrong.new_lens[row] = prefix, new
         yield _extension(tables, wrong, page_size)
     if page_size > 1:
-        unbound = int(tables.free_ids[0]) * page_size
+        unbound = int(tables.free_ids[-1]) * page_size
         for bad in (-1, unbound, unbound + 1, len(tables.v2p) * page_size, 2**40):
             wrong = Batch(*(words.copy() for words in batch))
             wrong.prefix_lens[row], wrong.new_lens[row] = 1, page_size + 1

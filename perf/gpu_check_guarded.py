@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
@@ -134,13 +136,35 @@ def _run(
             return [Segment(placed(each.token_ids), each.page_size) for each in argument]
         return argument
 
-    result = operation(*map(placed, arguments))
+    with _guarded_results() as results:
+        result = operation(*map(placed, arguments))
+    for whole in results:
+        for guard in (whole[:GUARD_WORDS], whole[-GUARD_WORDS:]):
+            require(bool((guard == GARBAGE[torch.int64]).all()), "a word beside the result changed")
     found = []
     for guarded, whole in wholes:
         if guarded.scratch:
             whole[guarded.part] = 0
         found.append(whole.cpu())
     return found if result is None else [*found, torch.as_tensor(result).cpu()]
+
+
+@contextmanager
+def _guarded_results() -> Iterator[list[torch.Tensor]]:
+    """Guards around what a launcher makes for its result, and none between."""
+    made: list[torch.Tensor] = []
+    empty: Any = torch.empty
+
+    def guarded(count: Any, **options: Any) -> torch.Tensor:
+        if not isinstance(count, int) or options.get("dtype") != torch.int64:
+            plain: torch.Tensor = empty(count, **options)
+            return plain
+        whole: torch.Tensor = empty(count + 2 * GUARD_WORDS, **options)
+        made.append(whole.fill_(GARBAGE[torch.int64]))
+        return whole[GUARD_WORDS : GUARD_WORDS + count]
+
+    with patch.object(torch, "empty", guarded):
+        yield made
 
 
 def blank_record(stopped: bool = False) -> Guarded:

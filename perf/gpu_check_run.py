@@ -90,7 +90,7 @@ def _checks(device: torch.device, sizes: Sizes, report: Report) -> list[tuple[st
             ("CUDA graph", lambda: graph.check_graph(device, report)),
         ]
     else:
-        for name in ("sync debug mode", "CUDA graph", "compute-sanitizer"):
+        for name in ("sync debug mode", "CUDA graph", graph.GROUP, "compute-sanitizer"):
             report.skip(name, "there is no GPU")
     sections += [
         ("forwards in flight", lambda: check_streams(device, report)),

@@ -93,10 +93,12 @@ def test_the_json_has_everything(whole_run):
     assert {skipped["name"] for skipped in found["skipped"]} == {
         "sync debug mode",
         "CUDA graph",
+        "captured translate_tokens",
         "compute-sanitizer",
     }
     assert {figure["group"] for figure in found["figures"]} == {
         "prewarm",
+        busy.GROUP,
         *SECTIONS[SECTIONS.index("copy bandwidth") :],
     }
     for figure in found["figures"]:

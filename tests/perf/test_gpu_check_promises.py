@@ -121,12 +121,10 @@ class TestStreams:
 class TestMirror:
     @pytest.mark.parametrize("cause", [faults._refuse, faults._corrupt])
     def test_a_fault_that_does_not_show(self, cause, monkeypatch):
-        class Blind(faults.Arena):
-            def __init__(self, *arguments, **options):
-                super().__init__(*arguments, **options)
-                self._shared.record.mirror = self._shared.record.mirror.copy()
+        def blind(arena):
+            arena._shared.record.mirror = arena._shared.record.mirror.copy()
 
-        monkeypatch.setattr(faults, "Arena", Blind)
+        monkeypatch.setattr(faults, "second_record", blind)
         with pytest.raises(Wrong, match="on the host"):
             faults._mirrored(CPU, cause)
 
