@@ -44,6 +44,7 @@ class Report:
         self.skipped: list[dict[str, str]] = []
         self.left_out: list[str] = []
         self.errors: list[dict[str, str]] = []
+        self.section_seconds: dict[str, float] = {}
         self._started = monotonic()
         self._seconds = seconds
 
@@ -148,6 +149,7 @@ class Report:
             **self.facts,
             "elapsed_s": round(monotonic() - self._started, 1),
             "budget_s": self._seconds,
+            "section_seconds": self.section_seconds,
             "passed": self.passed,
             "targets": self.targets,
             "figures": self.figures,

@@ -8,22 +8,40 @@ from pathlib import Path
 
 import torch
 
+from . import gpu_check_busy as busy
+from . import gpu_check_graph as graph
+from . import gpu_check_table_times as table_times
 from .gpu_check_bandwidth import measure_bandwidth, measure_sweep, set_targets
+from .gpu_check_borrow_twins import check_borrow_twins
 from .gpu_check_calls import measure_calls
 from .gpu_check_clock import Clock
 from .gpu_check_copies import check_beyond_32_bits, check_copies
 from .gpu_check_faults import check_faults
 from .gpu_check_flush import measure_flush
+from .gpu_check_growth_twins import check_growth_twins
 from .gpu_check_lockstep import check_lockstep
 from .gpu_check_machine import default_path, finish, free_bytes, machine_facts
-from .gpu_check_promises import check_graph, check_no_sync, check_prewarm
+from .gpu_check_promises import check_no_sync, check_prewarm
 from .gpu_check_report import Report
 from .gpu_check_sanitizer import check_under_sanitizer, run_part
 from .gpu_check_sizes import INTERPRETED, ON_A_GPU, Sizes
+from .gpu_check_streams import check_streams
 from .gpu_check_table import table
+from .gpu_check_token_twins import check_token_twins
 from .gpu_check_twins import check_twins
 
 Section = Callable[[], None]
+
+ESTIMATED_S = {
+    "prewarm": 70, "sync debug mode": 5, "CUDA graph": 4, "forwards in flight": 3, busy.GROUP: 5,
+    "lockstep": 40, "faults": 3, "kernels against twins": 20, "tokens against twins": 35,
+    "growth against twins": 40, "borrowed ids against twins": 25, "copies against twins": 30,
+    "beyond 2**32 bytes": 8, "copy bandwidth": 40, "urgent flush": 25, "host time of calls": 10,
+    graph.GROUP: 3, table_times.GROUP: 5, "tile sweep": 20, "compute-sanitizer": 90,
+}  # fmt: skip
+"""How long each section may take on a large GPU: a guess, to be held against the JSON's
+``section_seconds``.
+"""
 
 
 def run(device_name: str, seconds: float, out: str | None, root: str) -> int:
@@ -35,12 +53,16 @@ def run(device_name: str, seconds: float, out: str | None, root: str) -> int:
     path = Path(out) if out else default_path(facts, root)
     guarded = [(report.check, *section) for section in _checks(device, sizes, report)]
     guarded += [(report.measurement, *section) for section in _timings(device, sizes, report)]
+    if device.type == "cuda":
+        print(f"by estimate {sum(ESTIMATED_S.values())} s, and {seconds:.0f} s at most")
     for guard, name, section in guarded:
         if report.time_for(name, 10):
-            print(f"{name}: {report.seconds_left:.0f} s left", flush=True)
+            left = report.seconds_left
+            print(f"{name}: {left:.0f} s left", flush=True)
             with guard(name):
                 section()
             _give_memory_back(device, name, report)
+            report.section_seconds[name] = round(left - report.seconds_left, 1)
             report.write(path)
     set_targets(report)
     report.write(path)
@@ -65,15 +87,20 @@ def _checks(device: torch.device, sizes: Sizes, report: Report) -> list[tuple[st
     if device.type == "cuda":
         sections += [
             ("sync debug mode", lambda: check_no_sync(device, sizes, report)),
-            ("CUDA graph", lambda: check_graph(device, report)),
+            ("CUDA graph", lambda: graph.check_graph(device, report)),
         ]
     else:
-        for name in ("sync debug mode", "CUDA graph", "compute-sanitizer"):
+        for name in ("sync debug mode", "CUDA graph", graph.GROUP, "compute-sanitizer"):
             report.skip(name, "there is no GPU")
     sections += [
+        ("forwards in flight", lambda: check_streams(device, report)),
+        (busy.GROUP, lambda: busy.check_busy(device, sizes, report)),
         ("lockstep", lambda: check_lockstep(device, sizes, report)),
         ("faults", lambda: check_faults(device, sizes, report)),
         ("kernels against twins", lambda: check_twins(device, sizes, report)),
+        ("tokens against twins", lambda: check_token_twins(device, sizes, report)),
+        ("growth against twins", lambda: check_growth_twins(device, sizes, report)),
+        ("borrowed ids against twins", lambda: check_borrow_twins(device, sizes, report)),
         ("copies against twins", lambda: check_copies(device, sizes, report)),
     ]
     if sizes.beyond_32_bits:
@@ -87,9 +114,14 @@ def _timings(device: torch.device, sizes: Sizes, report: Report) -> list[tuple[s
         ("copy bandwidth", lambda: measure_bandwidth(device, sizes, clock, report)),
         ("urgent flush", lambda: measure_flush(device, sizes, clock, report)),
         ("host time of calls", lambda: measure_calls(device, sizes, clock, report)),
+        (
+            table_times.GROUP,
+            lambda: table_times.measure_tables(device, sizes, clock, report),
+        ),
         ("tile sweep", lambda: measure_sweep(device, sizes, clock, report)),
     ]
     if device.type == "cuda":
+        sections.insert(3, (graph.GROUP, lambda: graph.measure_graph(device, sizes, clock, report)))
         sections.append(("compute-sanitizer", lambda: check_under_sanitizer(report)))
     return sections
 

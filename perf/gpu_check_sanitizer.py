@@ -14,11 +14,14 @@ from pathlib import Path
 
 import torch
 
+from .gpu_check_borrow_twins import check_borrow_twins
 from .gpu_check_copies import check_copies
 from .gpu_check_faults import check_faults
+from .gpu_check_growth_twins import check_growth_twins
 from .gpu_check_lockstep import check_lockstep
 from .gpu_check_report import Report, require, without_folders
 from .gpu_check_sizes import INTERPRETED, ON_A_GPU
+from .gpu_check_token_twins import check_token_twins
 from .gpu_check_twins import check_twins
 
 TOOL = "compute-sanitizer"
@@ -35,11 +38,19 @@ def run_part(device: torch.device) -> Report:
     sizes = INTERPRETED
     if device.type == "cuda":
         sizes = replace(
-            ON_A_GPU, lockstep_steps=60, id_counts=(1, 129), offsets=(0, 1), many_moves=500
+            ON_A_GPU,
+            lockstep_steps=60,
+            id_counts=(1, 129),
+            token_counts=(129, 2049),
+            grown_counts=(129,),
+            zeroed_counts=(7, 129),
+            offsets=(0, 1),
+            many_moves=500,
         )
     check_lockstep(device, sizes, report)
     check_faults(device, sizes, report)
-    check_twins(device, sizes, report)
+    for check in (check_twins, check_token_twins, check_growth_twins, check_borrow_twins):
+        check(device, sizes, report)
     check_copies(device, sizes, report)
     return report
 

@@ -23,6 +23,9 @@ class Sizes:
     geometries: tuple[tuple[int, PoolShape, PoolShape], ...]
     lockstep_steps: int
     id_counts: tuple[int, ...]
+    token_counts: tuple[int, ...]
+    grown_counts: tuple[int, ...]
+    zeroed_counts: tuple[int, ...]
     page_bytes: tuple[int, ...]
     offsets: tuple[int, ...]
     moves: int
@@ -42,6 +45,11 @@ class Sizes:
     flush_rounds: dict[int, tuple[int, int]]
     call_pages: tuple[int, ...]
     call_rounds: int
+    timed_ids: tuple[int, ...]
+    zeroed_page_bytes: tuple[int, ...]
+    busy_ms: float
+    busy_pages: int
+    busy_rounds: int
 
 
 ON_A_GPU = Sizes(
@@ -52,6 +60,9 @@ ON_A_GPU = Sizes(
     ),
     lockstep_steps=400,
     id_counts=(1, 2, 127, 128, 129, 1000, 70_000),
+    token_counts=(1, 2, 127, 128, 129, 2047, 2048, 2049, 4097, 70_000),
+    grown_counts=(1, 2, 127, 128, 129, 1000, 70_000),
+    zeroed_counts=(1, 2, 7, 129, 1000),
     page_bytes=ALL_PAGE_BYTES,
     offsets=(0, 1, 8, 16),
     moves=37,
@@ -71,12 +82,20 @@ ON_A_GPU = Sizes(
     flush_rounds={16: (51, 21), 256: (31, 11), 4096: (15, 3), 65_536: (5, 1)},
     call_pages=(1, 16, 256, 4096, 65_536),
     call_rounds=31,
+    timed_ids=(2048, 65_536),
+    zeroed_page_bytes=(4096, 65536),
+    busy_ms=200.0,
+    busy_pages=512,
+    busy_rounds=5,
 )
 
 INTERPRETED = Sizes(
     geometries=((1 << 11, ("full", 80, 4), ("state", 7, 3)),),
     lockstep_steps=25,
     id_counts=(1, 129),
+    token_counts=(129,),
+    grown_counts=(3,),
+    zeroed_counts=(7,),
     page_bytes=(1, 7, 16, 656, 16384 + 8),
     offsets=(0, 1),
     moves=3,
@@ -96,4 +115,9 @@ INTERPRETED = Sizes(
     flush_rounds={4: (2, 1)},
     call_pages=(1, 8),
     call_rounds=2,
+    timed_ids=(32,),
+    zeroed_page_bytes=(4096,),
+    busy_ms=0.0,
+    busy_pages=4,
+    busy_rounds=1,
 )

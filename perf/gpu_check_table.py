@@ -6,10 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from . import gpu_check_bandwidth as bandwidth
+from . import gpu_check_busy as busy
 from . import gpu_check_calls as calls
 from . import gpu_check_flush as flush
+from . import gpu_check_table_times as table_times
 
 Found = dict[str, Any]
+SLOWEST = 5
+
 What = tuple[str, str]
 """Name and unit of a figure."""
 
@@ -41,7 +45,30 @@ def _lines(report: Found) -> Iterator[str]:
     yield from _figures(
         report, calls.GROUP, "pages", "pages", {w: [(w, "us")] for w in whats_of_calls}, "us"
     )
+    yield from _pairs(report)
+    yield from _slowest(report)
     yield from _verdict(report)
+
+
+def _pairs(report: Found) -> Iterator[str]:
+    """One row for two kernels that were timed by turns."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for figure in report["figures"]:
+        if figure["group"] == table_times.GROUP:
+            key = figure["case"]["pair"], figure["case"]["of"]
+            rows.setdefault(key, []).append(f"{figure['value']:,.2f}")
+    if rows:
+        yield f"\n{table_times.GROUP} (us, us, and the first by the second)"
+        yield from _aligned([[*key, *values] for key, values in rows.items()])
+
+
+def _slowest(report: Found) -> Iterator[str]:
+    """The calls that took the host longest while the device was busy."""
+    found = [f for f in report["figures"] if f["group"] == busy.GROUP]
+    if found:
+        found.sort(key=lambda figure: -float(figure["value"]))
+        yield f"\n{busy.GROUP} (us): the slowest of {len(found)} calls"
+        yield from _aligned([[f["what"], f"{f['value']:,.1f}"] for f in found[:SLOWEST]])
 
 
 def _figures(

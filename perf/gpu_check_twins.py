@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -12,7 +11,6 @@ from kvdefrag.kernels.bind import bind, bind_host, unbind, unbind_host
 from kvdefrag.kernels.gather import gather_virtual, gather_virtual_host
 from kvdefrag.kernels.launch import LANES, Words
 from kvdefrag.kernels.rebind import rebind, rebind_host
-from kvdefrag.kernels.record import CORRUPT, RECORD_WORDS
 from kvdefrag.kernels.take import Take
 from kvdefrag.kernels.translate import (
     translate,
@@ -21,108 +19,31 @@ from kvdefrag.kernels.translate import (
     translate_tokens_host,
 )
 
-from .gpu_check_report import Report, require
+from .gpu_check_guarded import (
+    CALL_TAG,
+    FORMS,
+    Case,
+    Guarded,
+    Tables,
+    blank_record,
+    check_cases,
+    make_tables,
+)
+from .gpu_check_report import Report
 from .gpu_check_sizes import Sizes
-
-GUARD_WORDS = 160
-"""More than the lanes of a program, so that a lost mask meets a guard."""
-
-GARBAGE = {torch.int64: 2**62, torch.int32: 2**30}
-
-FORMS = ((torch.int64, 1), (torch.int32, 1), (torch.int64, 3), (torch.int32, 2))
-"""Dtype and stride of ids that come from a caller."""
-
-CALL_TAG = 0x51
-
-
-class Guarded:
-    """``values``, ``stride`` apart, with garbage before, between and after them."""
-
-    def __init__(
-        self, values: Words | Sequence[int], dtype: torch.dtype = torch.int64, stride: int = 1
-    ) -> None:
-        self.whole = torch.full((len(values) * stride + 2 * GUARD_WORDS,), -1, dtype=dtype)
-        self.whole[::2] = GARBAGE[dtype]
-        self.part = slice(GUARD_WORDS, GUARD_WORDS + len(values) * stride, stride)
-        self.whole[self.part] = torch.as_tensor(np.asarray(values)).to(dtype)
-
-
-class Case(NamedTuple):
-    """One call. ``arguments`` holds Guarded memory and plain values."""
-
-    launcher: Callable[..., Any]
-    twin: Callable[..., Any]
-    arguments: tuple[Any, ...]
-
-
-class Tables(NamedTuple):
-    """Consistent tables, int64; ``pages[i]`` is bound to ``ids[i]``, ``free_pages`` are not."""
-
-    v2p: Words
-    p2v: Words
-    pages: Words
-    ids: Words
-    free_pages: Words
-    free_ids: Words
 
 
 def check_twins(device: torch.device, sizes: Sizes, report: Report) -> None:
     """All table kernels at every count."""
-    for count in sizes.id_counts:
-        for make in (_gathers, _rebinds, _binds, _unbinds, _translations, _token_translations):
-            name = make.__name__.strip("_")
-            with report.check(f"kernels against twins: {name} of {count} ids"):
-                for number, case in enumerate(make(count)):
-                    run_both(device, case, f"case {number}")
-
-
-def run_both(device: torch.device, case: Case, what: str) -> None:
-    """Run the kernel on the device and the twin on the CPU, then compare everything."""
-    sides = []
-    for place, operation in ((device, case.launcher), (torch.device("cpu"), case.twin)):
-        wholes, values = [], []
-        for argument in case.arguments:
-            if isinstance(argument, Guarded):
-                wholes.append(argument.whole.to(place, copy=True))
-                part = wholes[-1][argument.part]
-                values.append(part.numpy() if operation is case.twin else part)
-            else:
-                values.append(argument)
-        result = operation(*values)
-        if result is not None:
-            wholes.append(torch.as_tensor(result))
-        sides.append([whole.cpu() for whole in wholes])
-    for index, (ours, twin) in enumerate(zip(*sides, strict=True)):
-        wrong = (ours != twin).nonzero().flatten()[:1].tolist()
-        for at in wrong:
-            require(
-                False,
-                f"{what}: memory {index}, word {at - GUARD_WORDS}: {int(ours[at])} on the device, "
-                f"{int(twin[at])} on the host",
-            )
-
-
-def _record(stopped: bool = False) -> Guarded:
-    words = np.zeros(RECORD_WORDS, np.int64)
-    words[CORRUPT.value] = int(stopped)
-    return Guarded(words)
-
-
-def _tables(count: int, seed: int) -> Tables:
-    """Room for ``count`` more on both sides, within and beyond the used rows."""
-    draw = np.random.default_rng(seed)
-    used, rows = 2 * count + 20, 3 * count + 60
-    pages, ids = (1 + draw.permutation(used - 1) for _ in range(2))
-    live = count + 5
-    v2p, p2v = np.full(rows + 9, -1, np.int64), np.full(rows, -1, np.int64)
-    v2p[0] = p2v[0] = 0
-    v2p[ids[:live]], p2v[pages[:live]] = pages[:live], ids[:live]
-    return Tables(v2p, p2v, pages[:live], ids[:live], pages[live:], ids[live:])
+    makers = (
+        _gathers, _rebinds, _binds, _unbinds, _translations, _token_translations, _token_tables,
+    )  # fmt: skip
+    check_cases(device, sizes.id_counts, makers, report)
 
 
 def _gathers(count: int) -> Iterator[Case]:
     """A good batch, and batches with one bad pair of each kind."""
-    tables = _tables(count, 1)
+    tables = make_tables(count, 1)
     middle = count // 2
     free, taken = int(tables.free_pages[-1]), int(tables.pages[-1])
     faults = [
@@ -141,16 +62,16 @@ def _gathers(count: int) -> Iterator[Case]:
 
 def _gather(v2p: Words, tables: Tables, sources: Words, targets: Words) -> Case:
     memory = (v2p, tables.p2v, sources, targets, np.full(len(sources) + 3, 7, np.int64))
-    arguments = (*(Guarded(words) for words in memory), _record(), CALL_TAG)
+    arguments = (*(Guarded(words) for words in memory), blank_record(), CALL_TAG)
     return Case(gather_virtual, gather_virtual_host, arguments)
 
 
 def _rebinds(count: int) -> Iterator[Case]:
-    tables = _tables(count, 2)
+    tables = make_tables(count, 2)
     batch = (tables.pages[:count], tables.free_pages[:count], tables.ids[:count])
     memory = tuple(Guarded(words) for words in (tables.v2p, tables.p2v, *batch))
     for stopped in (False, True):
-        yield Case(rebind, rebind_host, (*memory, _record(stopped)))
+        yield Case(rebind, rebind_host, (*memory, blank_record(stopped)))
 
 
 def _binds(count: int) -> Iterator[Case]:
@@ -159,7 +80,7 @@ def _binds(count: int) -> Iterator[Case]:
     A corrupt state stops programs of the same launch that start later, which is a matter of
     timing; so faults of that kind are compared within one program, here and in ``_unbinds``.
     """
-    tables = _tables(count, 3)
+    tables = make_tables(count, 3)
     listed, recycled = count // 2, count // 3
     head, newer = 2, listed - listed // 2
     first_id = len(tables.free_ids) + len(tables.ids) + 1
@@ -180,13 +101,13 @@ def _binds(count: int) -> Iterator[Case]:
             4, recycled, first_id,
         )  # fmt: skip
         memory = tuple(Guarded(words) for words in (tables.v2p, tables.p2v, holes, ids))
-        record = _record(fault == "stopped")
+        record = blank_record(fault == "stopped")
         yield Case(bind, bind_host, (*memory, record, take, CALL_TAG))
 
 
 def _unbinds(count: int) -> Iterator[Case]:
     """Every form of ids; one id refused, one pair of rows that disagree, a stopped record."""
-    tables = _tables(count, 4)
+    tables = make_tables(count, 4)
     middle = count // 2
     for dtype, stride in FORMS:
         for bad in (None, 0, -1, 2**30, int(tables.free_ids[-1])):
@@ -205,7 +126,7 @@ def _unbind(p2v: Words, tables: Tables, ids: Guarded, count: int, stopped: bool 
     lists = np.full(count + 9, 3, np.int64)
     arguments = (
         Guarded(tables.v2p), Guarded(p2v), ids, Guarded(lists), 4, Guarded(lists), 7,
-        _record(stopped), CALL_TAG,
+        blank_record(stopped), CALL_TAG,
     )  # fmt: skip
     return Case(unbind, unbind_host, arguments)
 
@@ -219,7 +140,7 @@ def _some_ids(tables: Tables, count: int, limit: int) -> Words:
 
 
 def _translations(count: int) -> Iterator[Case]:
-    tables = _tables(count, 5)
+    tables = make_tables(count, 5)
     v2p = tables.v2p.copy()
     v2p[tables.ids[:2]] = len(tables.p2v), -5
     for dtype, stride in FORMS:
@@ -229,7 +150,7 @@ def _translations(count: int) -> Iterator[Case]:
 
 def _token_translations(count: int) -> Iterator[Case]:
     """Page sizes with 32-bit and with 64-bit division; both dtypes and strides on both sides."""
-    tables = _tables(count, 6)
+    tables = make_tables(count, 6)
     num_pages = len(tables.p2v)
     for page_size in (1, 3, 16):
         for dtype, stride in FORMS:
@@ -248,3 +169,18 @@ def _token_translations(count: int) -> Iterator[Case]:
         Guarded(tables.v2p), Guarded(tokens), Guarded(np.zeros(count, np.int64)), num_pages, wide,
     )  # fmt: skip
     yield Case(translate_tokens, translate_tokens_host, arguments)
+
+
+def _token_tables(count: int) -> Iterator[Case]:
+    """Rows of tokens into wider rows, as tall as they fit into ``count``."""
+    tables = make_tables(count, 7)
+    rows = 3 if count % 3 == 0 else 1
+    tokens = _some_ids(tables, count, len(tables.v2p)) * 4 + np.arange(count) % 4
+    for beyond in (0, 1, LANES + 1):
+        for dtype in (torch.int64, torch.int32):
+            wide = np.full(count + rows * beyond, 5, np.int64)
+            arguments = (
+                Guarded(tables.v2p), Guarded(np.minimum(tokens, 2**30), dtype, rows=rows),
+                Guarded(wide, dtype, rows=rows), len(tables.p2v), 4,
+            )  # fmt: skip
+            yield Case(translate_tokens, translate_tokens_host, arguments)

@@ -6,8 +6,10 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+import torch
 
 from kvdefrag.perf import gpu_check, gpu_check_run
+from kvdefrag.perf import gpu_check_busy as busy
 from kvdefrag.perf.gpu_check_bandwidth import GROUP, OURS, SHARE, set_targets
 from kvdefrag.perf.gpu_check_machine import default_path
 from kvdefrag.perf.gpu_check_report import Report, Wrong, describe, without_folders
@@ -15,8 +17,10 @@ from kvdefrag.perf.gpu_check_sizes import ALL_PAGE_BYTES, ON_A_GPU
 from kvdefrag.perf.gpu_check_table import table
 
 SECTIONS = (
-    "prewarm", "lockstep", "faults", "kernels against twins", "copies against twins",
-    "copy bandwidth", "urgent flush", "host time of calls", "tile sweep",
+    "prewarm", "forwards in flight", "host time beside a busy device", "lockstep", "faults",
+    "kernels against twins", "tokens against twins", "growth against twins",
+    "borrowed ids against twins", "copies against twins",
+    "copy bandwidth", "urgent flush", "host time of calls", "table kernels", "tile sweep",
 )  # fmt: skip
 
 
@@ -89,13 +93,18 @@ def test_the_json_has_everything(whole_run):
     assert {skipped["name"] for skipped in found["skipped"]} == {
         "sync debug mode",
         "CUDA graph",
+        "captured translate_tokens",
         "compute-sanitizer",
     }
-    assert {figure["group"] for figure in found["figures"]} == {"prewarm", *SECTIONS[5:]}
+    assert {figure["group"] for figure in found["figures"]} == {
+        "prewarm",
+        busy.GROUP,
+        *SECTIONS[SECTIONS.index("copy bandwidth") :],
+    }
     for figure in found["figures"]:
         assert figure["verified"] is True
         assert figure["low"] <= figure["value"] <= figure["high"]
-        assert figure["unit"] in ("GB/s", "us", "s", SHARE)
+        assert figure["unit"] in ("GB/s", "us", "s", "x", SHARE)
     assert {target["name"] for target in found["targets"]} == {
         "copy of 512-byte pages",
         "copy of 16384-byte pages",
@@ -107,7 +116,7 @@ def test_the_table_is_short_and_names_no_folder(whole_run):
     assert text.count("\n") < 80
     assert f"written to {out.name}" in text
     assert str(out.parent) not in text + out.read_text()
-    for head in ("copy bandwidth", "urgent flush", "host time of calls", "tile sweep"):
+    for head in (*SECTIONS[SECTIONS.index("copy bandwidth") :], busy.GROUP):
         assert f"\n{head}" in text
     assert "checks passed" in text
 
@@ -119,6 +128,16 @@ def test_without_time_everything_is_left_out(project_root, tmp_path, capsys):
     assert found["left_out"] == list(SECTIONS)
     assert (found["checks"], found["figures"]) == ([], [])
     assert "left out, no time: lockstep" in capsys.readouterr().out
+
+
+def test_every_section_has_an_estimate_and_all_fit_ten_minutes(whole_run):
+    report = Report({}, 100)
+    device = torch.device("cuda")
+    sections = gpu_check_run._checks(device, ON_A_GPU, report)
+    sections += gpu_check_run._timings(device, ON_A_GPU, report)
+    assert {name for name, _ in sections} == set(gpu_check_run.ESTIMATED_S)
+    assert sum(gpu_check_run.ESTIMATED_S.values()) <= 600
+    assert set(whole_run[1]["section_seconds"]) == set(SECTIONS)
 
 
 def test_sizes_on_a_gpu_are_those_that_were_asked_for():
