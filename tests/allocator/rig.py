@@ -6,6 +6,7 @@ import torch
 from hypothesis import settings
 
 from kvdefrag import Arena, FlushResult, PoolSpec
+from kvdefrag.allocator.free_pages import BorrowedIds
 from kvdefrag.allocator.testing import stamp_pages, wrong_pages
 
 GUARD_BYTES = 64
@@ -46,10 +47,9 @@ def state_of(arena: Arena) -> dict[str, Any]:
             "p2v": bytes_of(pool.physical_to_virtual),
             "holes": bytes_of(band.holes.buffer),
             "hole list": (band.holes.head, band.holes.sorted_end, band.holes.end),
-            "ids": bytes_of(band.ids.buffer),
-            "id list": (band.ids.recycled, band.ids.next_fresh),
+            "ids": b"" if band.ids.buffer is None else bytes_of(band.ids.buffer),
+            "id list": id_list(band.ids),
             "counts": (band.live, band.span, band.peak_holes),
-            "set aside": dict(band.ids.set_aside),
             "leases": [(id(lease), places(lease.page_set)) for lease in band.hazards.leases],
             "pending": [
                 (places(each.page_set), list(map(id, each.fences)), list(map(id, each.leases)))
@@ -57,6 +57,13 @@ def state_of(arena: Arena) -> dict[str, Any]:
             ],
         }
     return state
+
+
+def id_list(ids: Any) -> tuple[Any, ...]:
+    """How a pool's own ids are listed, or how many borrowed ones have a page."""
+    if isinstance(ids, BorrowedIds):
+        return ids.bound, ids.count
+    return ids.recycled, ids.next_fresh, *ids.set_aside.items()
 
 
 def places(page_set: Any) -> tuple[int, bytes]:

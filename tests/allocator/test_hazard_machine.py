@@ -36,7 +36,7 @@ def random_step(machine: HazardMachine, rng: random.Random) -> None:
         machine.drain(7)
     steps = {
         "alloc": lambda: machine.alloc(name, rng.choice([1, 4, 8, 10]), 0, rng.random() < 0.5),
-        "alloc_many": lambda: machine.alloc_many(rng.randint(0, 8), rng.randint(0, 8)),
+        "alloc_many": lambda: machine.alloc_many((rng.randint(0, 8), rng.randint(0, 8))),
         "free": lambda: machine.free(name, share, "int64"),
         "flush": lambda: machine.flush(name, rng.choice(FLUSHES), rng.randint(0, 6), None),
         "begin": lambda: machine.begin(share, rng.randint(0, 2), index, rng.random() < 0.5),
