@@ -11,7 +11,7 @@ from hypothesis.stateful import rule
 
 from kvdefrag import OutOfPages, UsageError
 
-from .formula import NAMES, ceil
+from .formula import NAMES, Layout, ceil
 from .machine import FORMS, ID_FORMS, POOLS, SHARES, TENTHS, Machine
 from .rig import state_of
 
@@ -31,6 +31,11 @@ class BorrowingMachine(Machine):
 
     floats = borrowing = True
     done: Counter[str]
+
+    def start(self, layout: Layout, seed: int) -> None:
+        super().start(layout, seed)
+        for name in layout.borrowers:
+            self.bind(name, self.random.randint(2, 6), 0, "int64")
 
     def borrower(self, name: str) -> str:
         """One of the pools that borrow."""

@@ -122,36 +122,34 @@ class RefusingMachine(BorrowingMachine):
     def count_wrong(self, name: str, share: int, kind: str, less: bool) -> None:
         """Of too many pages some stay, as many as were not counted; else all go."""
         name = self.borrower(name)
-        ids = self.some(name, share)
-        count = len(ids) + (-1 if less else 1)
+        lender, ids, spare = self.lender(name), self.some(name, share), self.unbound(name)
+        if kind == "cascade":
+            # What other pools hold as well would be refused besides.
+            borrowers = self.layout.borrowers_of(lender)
+            others = {v for each in borrowers if each != name for v in self.model[each]}
+            ids, spare = ([v for v in each if v not in others] for each in (ids, spare))
+        count, mixed = len(ids) + (-1 if less else 1), [*ids, *spare[:1]]
         if not ids or count > len(self.model[name]):
             return
-        lender = self.lender(name)
-        # Only what this one pool holds, and one id more, for room to say too much.
-        others = [v for each in self.layout.borrowers_of(lender) for v in self.model[each]]
-        ids = [v for v in ids if kind != "cascade" or others.count(v) == 1] or ids[:1]
-        count = len(ids) + (-1 if less else 1)
-        mixed = [*ids, *self.unbound(name)[:1]]
 
         def call() -> None:
             pool = self.arena[name]
             if kind == "cascade":
-                at = [v for v in mixed if others.count(v) <= 1]
-                self.arena[lender].free(torch.tensor(at, dtype=torch.int64), {name: count})
+                self.arena[lender].free(torch.tensor(mixed, dtype=torch.int64), {name: count})
             elif kind == "tokens":
                 pool.release_tokens(torch.tensor(self.tokens(name, mixed * 2)), count)
             else:
                 pool.release(torch.tensor([*mixed, -1, 0], dtype=torch.int64), count)
 
-        at_once = kind == "cascade" and count > len([v for v in mixed if others.count(v) <= 1])
+        at_once = kind == "cascade" and count > len(mixed)
         if self.refused(f"count {kind}", call, r"page|virtual id", at_once):
             self.resynced(name, ids, len(ids) - less)
             if kind == "cascade":
-                self.resynced(lender, mixed, None)
+                self.resynced(lender, mixed, len(mixed) - less)
 
-    def resynced(self, name: str, ids: list[int], count: int | None) -> None:
+    def resynced(self, name: str, ids: list[int], count: int) -> None:
         """`count` of `ids` have gone, whichever they are; what stays is as it was."""
         rows = self.arena[name].virtual_to_physical.tolist()
-        gone = [v for v in ids if v in self.model[name] and rows[v] == -1]
-        assert count is None or len(gone) == count, (gone, ids, count)
+        gone = [v for v in ids if rows[v] == -1]
+        assert len(gone) == count
         self.gone(name, gone)

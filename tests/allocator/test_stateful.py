@@ -1,7 +1,6 @@
 """Any calls in any order against a plain dict of bytes."""
 
 import random
-from collections import Counter
 
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
@@ -10,7 +9,6 @@ from kvdefrag import PoolSpec
 
 from .formula import Layout
 from .machine import FLUSHES, ID_FORMS, Machine
-from .refusing_machine import RefusingMachine
 from .rig import by_backend, examples
 
 
@@ -61,27 +59,3 @@ def test_long_run(backend, sizes, grows):
         machine.pages_hold_their_bytes()
         machine.capacity_is_the_formula()
     assert machine.moves > by_backend(backend, 40, -1)
-
-
-BORROWING = {
-    "bind", "no room", "joint", "dense", "gaps", "tokens", "cascade ids", "cascade tokens",
-    "cascade run", "group", "cascaded group", "refused held", "refused bound", "refused twice",
-    "refused not live", "refused range", "refused release unbound", "refused release twice",
-    "refused count ids", "refused count tokens", "refused count cascade",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("debug", [False, True])
-def test_any_calls_of_pools_that_borrow(backend, debug):
-    done = Counter()
-    more = {"backend": backend, "debug": debug, "done": done}
-    machine = type("OnBackend", (RefusingMachine,), more)
-    machine.most_pages = by_backend(backend, 30, 10)
-    steps = by_backend(backend, 40, 12)
-    run_state_machine_as_test(
-        machine,
-        settings=examples(backend, host=25, triton=4, stateful_step_count=steps, derandomize=True),
-    )
-    print(sorted(done.items()), BORROWING - done.keys())
-    if backend == "host":
-        assert all(done[kind] >= 5 for kind in BORROWING), done
