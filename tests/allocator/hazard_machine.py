@@ -163,7 +163,9 @@ class HazardMachine(RuleBasedStateMachine):
         arena, met = self.world.arena, False
         try:
             if look == "free":
-                arena[name].free(torch.tensor([victim]))
+                pool = arena[name]
+                borrowed = name in self.world.layout.borrowers
+                (pool.release if borrowed else pool.free)(torch.tensor([victim]))
             elif look == "flush":
                 arena.flush(urgent=True)
             arena.check()
@@ -177,16 +179,23 @@ class HazardMachine(RuleBasedStateMachine):
     def repair(self, name: str, places: dict[int, int], least: set[int], most: set[int]) -> None:
         """Between the `least` and the `most` ids are lost: a move may settle what another row says.
 
-        `places`: where all live ids were.
+        `places`: where all live ids were. Borrowers lose the pages of ids that are lost.
         """
         world = self.world
         before = {other: world.rows(other).copy() for other in world.live}
         report = world.arena.repair()
-        named = {v for entry in report.pools[name].ambiguous for v in entry.virtual_ids}
-        lost = named & world.live[name].keys()
-        assert least <= lost <= most
-        world.forget(name, list(lost), [places[virtual] for virtual in lost])
+        lost = {}
+        for other, live in world.live.items():
+            ambiguous = report.pools[other].ambiguous
+            lost[other] = {v for entry in ambiguous for v in entry.virtual_ids} & live.keys()
+        assert least <= lost[name] <= most
+        lenders = {spec.name: spec.ids_from for spec in world.layout.specs}
         for other, rows in before.items():
+            if other != name:
+                orphans = lost[name] if lenders[other] == name else set()
+                assert lost[other] == orphans & world.live[other].keys()
+            old = places if other == name else rows
+            world.forget(other, list(lost[other]), [old[virtual] for virtual in lost[other]])
             kept = list(world.live[other])
             assert np.array_equal(world.rows(other)[kept], rows[kept])
         world.arena.check(deep=True)
