@@ -22,8 +22,18 @@ def test_a_full_arena_under_heavy_eviction(backend):
         assert done.waits > 500
 
 
+@pytest.mark.parametrize("pools", [3, 4])
+def test_a_full_arena_whose_pools_borrow(backend, pools):
+    calls = by_backend(backend, 1500, 30)
+    done = soak(calls, seed=pools, backend=backend, deep_every=500, pools=pools)
+    assert done.min_occupancy >= OCCUPANCY
+    if backend == "host":
+        assert min(done.moves, done.evictions, done.bound, done.retired) > 50
+        assert min(done.moves_under_forwards, done.waits) > 10
+
+
 def test_the_report():
-    done = CliRunner().invoke(main, ["--calls", "300"])
+    done = CliRunner().invoke(main, ["--calls", "300", "--pools", "3"])
     assert done.exit_code == 0
     for word in ("calls", "moves", "flushes", "waits", "evictions", "min occupancy"):
         assert word in done.output
