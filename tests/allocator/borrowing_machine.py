@@ -16,7 +16,6 @@ from .machine import FORMS, ID_FORMS, POOLS, SHARES, TENTHS, Machine
 from .rig import state_of
 
 
-
 def gaps(machine: "BorrowingMachine", ids: list[int], others: list[int]) -> list[int]:
     """`ids` with some of them twice, padding, and `others` that have no page, in any order."""
     choice = machine.random
@@ -27,7 +26,7 @@ def gaps(machine: "BorrowingMachine", ids: list[int], others: list[int]) -> list
 
 
 class BorrowingMachine(Machine):
-    """Every rule of `Machine`, and those of pools that borrow. `done` counts pages by what it was."""
+    """Every rule of `Machine`, and those of pools that borrow. `done`: pages by what was done."""
 
     floats = borrowing = True
     done: Counter[str]

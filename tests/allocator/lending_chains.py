@@ -47,3 +47,9 @@ CHAINS = {
         PoolSpec("fourth", 3, page_size=1, grows="up", ids_from="third"),
     ),
 }
+
+RUNS = [
+    *(("host", chain) for chain in CHAINS),
+    *(("triton", chain) for chain in ("float beside an own pool", "two around their owner")),
+]
+"""By backend and chain: few in the interpreter, which takes milliseconds a program."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 
 from kvdefrag import OutOfPages
@@ -24,18 +25,17 @@ class LendingWorld(World):
 
     def bind(self, name: str, ids: list[int]) -> bool:
         """Whether pages were granted to `ids`, which have none: just where it was promised."""
-        promised, granted = self.available(name), True
-        with self.moves(idle=False):
-            try:
+        promised = self.available(name)
+        if len(ids) > promised:
+            with self.moves(idle=False), pytest.raises(OutOfPages) as refusal:
                 self.arena[name].bind(tensor(ids))
-            except OutOfPages as refusal:
-                granted = False
-                assert (refusal.asked, refusal.available) == (len(ids), promised)
-        assert granted == (len(ids) <= promised), (len(ids), promised)
-        self.counts["bind"] += len(ids) * granted
-        if granted:
-            self._granted(name, ids, len(ids))
-        return granted
+            assert (refusal.value.asked, refusal.value.available) == (len(ids), promised)
+            return False
+        with self.moves(idle=False):
+            self.arena[name].bind(tensor(ids))
+        self.counts["bind"] += len(ids)
+        self._granted(name, ids, len(ids))
+        return True
 
     def retire(self, name: str, ids: list[int], among: Sequence[int] | None = None) -> None:
         """Release `ids`, found `among` others that have no page here."""

@@ -16,9 +16,7 @@ FLOOR = 0.9
 TWO_POOLS = two_pools(TOTAL_BYTES)
 
 
-def replica(
-    seed: int, haste: float, backend: str = "host", layout: Layout = TWO_POOLS
-) -> Driver:
+def replica(seed: int, haste: float, backend: str = "host", layout: Layout = TWO_POOLS) -> Driver:
     """One replica; `haste` and `seed` say when its fences end, and nothing else."""
     return Driver(LendingWorld(layout, backend), seed, haste)
 

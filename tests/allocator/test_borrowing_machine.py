@@ -7,7 +7,7 @@ import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
 from .formula import NAMES
-from .lending_chains import CHAINS
+from .lending_chains import CHAINS, RUNS
 from .machine import FLUSHES, ID_FORMS
 from .refusing_machine import (
     WRONG_BINDS,
@@ -70,14 +70,14 @@ def random_step(machine: RefusingMachine, rng: random.Random) -> None:
     steps[rng.choices(list(steps), weights)[0]]()
 
 
-@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize(("backend", "chain"), RUNS)
 def test_long_run(backend, chain):
     """Hypothesis shrinks, but seldom goes far: a long run meets the states that take many calls."""
     done: Counter[str] = Counter()
     for debug in (False, True):
         machine, rng = machine_on(backend, debug)(), random.Random(f"{chain} {debug}")
         machine.start(CHAINS[chain], seed=1)
-        for _ in range(by_backend(backend, 450, 16)):
+        for _ in range(by_backend(backend, 350, 14)):
             random_step(machine, rng)
             machine.pages_hold_their_bytes()
             machine.capacity_is_the_formula()

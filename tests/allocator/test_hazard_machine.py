@@ -9,7 +9,7 @@ from kvdefrag import PoolSpec
 
 from .formula import NAMES, Layout
 from .hazard_machine import HazardMachine
-from .lending_chains import CHAINS
+from .lending_chains import CHAINS, RUNS
 from .lending_hazards import LendingHazards
 from .machine import FLUSHES
 from .rig import by_backend, examples
@@ -87,7 +87,7 @@ def lending_step(machine: LendingHazards, rng: random.Random) -> None:
     steps[rng.choices(list(steps), [12, 4, 2, 3, 1, 0.4])[0]]()
 
 
-@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize(("backend", "chain"), RUNS)
 def test_long_run_of_pools_that_borrow(backend, chain):
     machine, rng = machine_on(backend, LendingHazards)(), random.Random(chain)
     machine.start(CHAINS[chain], seed=1)

@@ -22,7 +22,8 @@ def test_replicas_in_one_process(backend, count, pools):
     backends = [backend, *["host"] * (count - 1)]
     layout = chain_of(pools, TOTAL_BYTES)
     replicas = [replica(seed, HASTE[seed], backends[seed], layout) for seed in range(count)]
-    calls = by_backend(backend, {2: 10_000, 4: 3000}[count] if pools == 2 else 1500, 60)
+    calls = {2: 10_000, 4: 3000}[count] if pools == 2 else 1500
+    calls = by_backend(backend, calls, 60 if pools == 2 else 30)
     driven = Replicas(replicas)
     traffic = drive(driven, calls, count, lambda call: None, calls // 20, layout)
     stats = [each.world.arena.stats() for each in replicas]

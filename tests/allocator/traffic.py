@@ -116,7 +116,9 @@ class Traffic:
     def _grow_both(self) -> None:
         asked = {"kv": self._rng.randint(0, 3), "state": self._rng.randint(0, 2)}
         # Only while pages may move are they granted one after the other.
-        lent = {} if self.held else {name: self._rng.randint(0, asked["kv"]) for name in self._windows}
+        lent = (
+            {} if self.held else {name: self._rng.randint(0, asked["kv"]) for name in self._windows}
+        )
         fit = self._make_room("kv", 3) and self._driven.fits({**asked, **lent})
         self.calls += 1
         if fit:
