@@ -70,7 +70,6 @@ class Traffic:
         self._floor = floor
         self._sequences: OrderedDict[int, tuple[str, list[int]]] = OrderedDict()
         self._windows: dict[str, set[int]] = {name: set() for name in layout.borrowers}
-        self._number = 0
         self._live_bytes = 0
         self._blocks = 0
         self._leases: list[str] = []
@@ -158,8 +157,8 @@ class Traffic:
     def _got(self, name: str, ids: list[int] | None) -> None:
         assert ids is not None
         self.calls += 1
-        self._number += 1
-        self._sequences[self._number] = (name, ids)
+        number = next(reversed(self._sequences), 0) + 1
+        self._sequences[number] = (name, ids)
         self._live_bytes += len(ids) * self._page_bytes[name]
 
     def _make_room(self, name: str, pages: int) -> bool:
