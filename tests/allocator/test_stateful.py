@@ -12,16 +12,17 @@ from .machine import FLUSHES, ID_FORMS, Machine
 from .rig import by_backend, examples
 
 
-def machine_on(backend: str) -> type[Machine]:
-    return type("OnBackend", (Machine,), {"backend": backend})
+def machine_on(backend: str, floats: bool = False) -> type[Machine]:
+    return type("OnBackend", (Machine,), {"backend": backend, "floats": floats})
 
 
-def test_any_calls_in_any_order(backend):
-    machine = machine_on(backend)
+@pytest.mark.parametrize("floats", [False, True])
+def test_any_calls_in_any_order(backend, floats):
+    machine = machine_on(backend, floats)
     machine.most_pages = by_backend(backend, 40, 14)
-    steps = by_backend(backend, 40, 15)
+    steps, host, triton = by_backend(backend, 40, 15), 30 if floats else 50, 4 if floats else 12
     run_state_machine_as_test(
-        machine, settings=examples(backend, host=50, triton=12, stateful_step_count=steps)
+        machine, settings=examples(backend, host, triton, stateful_step_count=steps)
     )
 
 
