@@ -95,6 +95,7 @@ class RefusingMachine(BorrowingMachine):
             lambda: pool.release([], 1),
             lambda: pool.bind(torch.arange(1, len(self.unbound(name)) + 2)),
             lambda: owner.free(ids[:1], {name: 2}),
+            lambda: owner.free(ids, {name: live + 1}),
             lambda: owner.free(torch.arange(1, owner.live_pages + 2), {name: 0}),
             lambda: pool.alloc(1),
             lambda: pool.free(ids),
