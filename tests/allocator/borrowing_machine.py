@@ -88,7 +88,8 @@ class BorrowingMachine(Machine):
         asked = {}
         for name, share in zip(self.specs, shares, strict=False):
             room = self.layout.available(name, self.live)
-            lent = asked.get(self.lender(name), 0) + 1 if name in self.layout.borrowers else 0
+            # Now and then more than there are ids, though not more than there is room.
+            lent = asked.get(self.lender(name), 0) + 2 if name in self.layout.borrowers else 0
             asked[name] = (room + lent) * share // 10
         before, fits = state_of(self.arena), self.layout.fits(self.live, asked)
         assert self.arena.fits(asked) == fits
@@ -121,7 +122,8 @@ class BorrowingMachine(Machine):
         if kind == "tokens":
             pool.release_tokens(torch.tensor(self.tokens(name, mixed)).long(), len(ids))
         else:
-            pool.release(torch.tensor(mixed, dtype=torch.int64), len(ids))
+            given = mixed if form in ("list", "array") else torch.tensor(mixed).long()
+            pool.release(given, len(ids))
 
     def gone(self, name: str, ids: list[int]) -> None:
         for virtual in ids:

@@ -97,7 +97,7 @@ class Walk:
             for name in self.random.sample(list(self.live), self.random.randint(1, len(self.live)))
         }
         for name in sorted(asked.keys() & set(self.layout.borrowers)):
-            asked[name] += self.random.randint(0, asked.get(self.layout.spec(name).ids_from, 0))
+            asked[name] += self.random.randint(0, asked.get(self.layout.spec(name).ids_from, 0) + 2)
         before = state_of(self.arena)
         fits = self.layout.fits(self.counts, asked)
         assert self.arena.fits(asked) == fits
@@ -131,7 +131,7 @@ class Walk:
 def test_granted_exactly_where_the_formula_says(backend, kind):  # also reported fault 5
     drawn = layouts(by_backend(backend, 40, 12), kind != "ends", kind == "borrowing")
 
-    @examples(backend, 60 if kind == "borrowing" else 150, 4, derandomize=kind == "borrowing")
+    @examples(backend, 20 if kind == "borrowing" else 150, 4, derandomize=kind == "borrowing")
     @given(drawn, st.integers(0, 2**32))
     def check(layout: Layout, seed: int) -> None:
         walk = Walk(backend, layout, seed)
@@ -210,7 +210,7 @@ LENT = *CHAIN, PoolSpec("w", 12, grows="float", ids_from="b")
 def test_every_byte_is_accounted_for(backend, specs):  # fault 13
     walk = Walk(backend, Layout(1000, specs), seed=13)
     bands = [pool._band for pool in walk.arena.pools.values()]
-    for number in range(by_backend(backend, 3000 if specs is LENT else 10_000, 60)):
+    for number in range(by_backend(backend, 2000 if specs is LENT else 10_000, 60)):
         walk.step()
         parts = byte_map(bands, 1000)
         assert [parts[0][1], parts[-1][2]] == [0, 1000]

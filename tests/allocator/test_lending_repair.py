@@ -224,7 +224,7 @@ def damaged(backend: str, layout: Layout, rng: random.Random) -> LendingWorld:
 @pytest.mark.parametrize(("backend", "chain"), RUNS)
 def test_what_is_certain_stays_and_all_comes_back(backend, chain):
     rng = random.Random(chain)
-    for _ in range(by_backend(backend, 25, 1)):
+    for _ in range(by_backend(backend, 12, 1)):
         world = damaged(backend, CHAINS[chain], rng)
         certain, arena = sound_rows(world), world.arena
         report = arena.repair()

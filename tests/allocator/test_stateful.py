@@ -20,7 +20,7 @@ def machine_on(backend: str, floats: bool = False) -> type[Machine]:
 def test_any_calls_in_any_order(backend, floats):
     machine = machine_on(backend, floats)
     machine.most_pages = by_backend(backend, 40, 14)
-    steps, host, triton = by_backend(backend, 40, 15), 30 if floats else 50, 4 if floats else 12
+    steps, host, triton = by_backend(backend, 40, 15), 15 if floats else 50, 3 if floats else 12
     run_state_machine_as_test(
         machine, settings=examples(backend, host, triton, stateful_step_count=steps)
     )
