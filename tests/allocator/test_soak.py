@@ -29,7 +29,8 @@ def test_a_full_arena_whose_pools_borrow(backend, pools):
     assert done.min_occupancy >= OCCUPANCY
     if backend == "host":
         assert min(done.moves, done.evictions, done.bound, done.retired) > 20
-        assert done.moves_under_forwards and done.waits > 5
+        assert done.moves_under_forwards > 0
+        assert done.waits > 5
 
 
 def test_the_report():
