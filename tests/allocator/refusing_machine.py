@@ -13,6 +13,7 @@ from .borrowing_machine import BorrowingMachine
 from .machine import POOLS, TENTHS
 from .rig import state_of
 
+FREES = ["ids", "tokens", "run"]
 WRONG_BINDS = ["bound", "twice", "not live", "range"]
 WRONG_RELEASES = ["unbound", "twice", "range"]
 WRONG_COUNTS = ["ids", "tokens", "cascade"]
@@ -40,8 +41,8 @@ class RefusingMachine(BorrowingMachine):
             self.arena.check()
         return True
 
-    @rule(name=POOLS, share=TENTHS, as_tokens=st.booleans(), grouped=st.booleans())
-    def free_held(self, name: str, share: int, as_tokens: bool, grouped: bool) -> None:
+    @rule(name=POOLS, share=TENTHS, kind=st.sampled_from(FREES), grouped=st.booleans())
+    def free_held(self, name: str, share: int, kind: str, grouped: bool) -> None:
         """An id that a borrower still holds stays, the others are freed."""
         name = self.owner(name)
         held = self.held(name)
@@ -53,12 +54,12 @@ class RefusingMachine(BorrowingMachine):
         self.random.shuffle(ids)
 
         def call() -> None:
-            kind = "tokens" if as_tokens else "ids"
             if not grouped:
                 self.free_in(name, ids, kind)
                 return
             with self.arena.free_group():
-                self.free_in(name, ids, kind)
+                for part in (ids[::2], ids[1::2]):
+                    self.free_in(name, part, kind)
 
         if self.refused("held", call, rf"pool '{name}'.*virtual id {wrong}\b"):
             self.gone(name, good)
