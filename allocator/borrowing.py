@@ -143,15 +143,26 @@ def cascaded(shared: Shared, band: Band, cascade: Any, page_count: int) -> list[
 
 
 def check_cascade(
-    shared: Shared, band: Band, ids: torch.Tensor, page_size: int, releases: Sequence[Release]
+    shared: Shared,
+    band: Band,
+    ids: torch.Tensor,
+    page_size: int,
+    releases: Sequence[Release],
+    whole: bool,
 ) -> None:
     """Raise UsageError, before anything changes, if a borrower holds what is not released.
 
-    Inside a group the borrower's release may come later; the group looks for itself.
+    Inside a group the borrower's release may come later; the group looks for itself. Then pages
+    that are in it twice are found here, before it has noted a part of the call. ``whole``: as in
+    ``FreeGroup.add``.
     """
     for borrower, count in releases:
         check_gaps(borrower, f"cascade[{borrower.spec.name!r}]", ids, page_size, count)
-    if not shared.groups:
+    if shared.groups:
+        shared.groups[0].look(band, ids, page_size, whole)
+        for borrower, _ in releases:
+            shared.groups[0].look(borrower, ids, page_size, whole=False)
+    else:
         released = {borrower.index for borrower, count in releases if count}
         for borrower in shared.borrowers_of(band):
             if borrower.index not in released:

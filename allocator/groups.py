@@ -100,12 +100,14 @@ class FreeGroup:
         ``page_counts`` says how many pages there are.
         """
         if self._shared.debug:
-            self._look(band, token_ids, page_size, whole)
+            pages = self.look(band, token_ids, page_size, whole)
+            self._seen.setdefault(band.index, {}).update(dict.fromkeys(pages, whole))
         if token_ids.numel():
             self._calls.setdefault(band.index, []).append(_Call(token_ids, page_size, page_count))
 
-    def _look(self, band: Band, token_ids: torch.Tensor, page_size: int, whole: bool) -> None:
-        seen = self._seen.setdefault(band.index, {})
+    def look(self, band: Band, token_ids: torch.Tensor, page_size: int, whole: bool) -> list[int]:
+        """The pages that ``add`` would note; raises what that raises. Reads the device."""
+        seen = self._seen.get(band.index, {})
         pages = host_pages(token_ids, page_size)
         if band.table.lender is not None:
             pages = with_pages(band, pages)
@@ -115,7 +117,7 @@ class FreeGroup:
                     f"virtual_ids[{index}]: id {page} of pool {band.spec.name!r} is there twice "
                     f"in this group"
                 )
-        seen.update(dict.fromkeys(pages, whole))
+        return pages
 
     def _apply(self) -> None:
         """One launch for each pool, borrowers first; everything is checked before the first."""

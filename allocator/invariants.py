@@ -17,7 +17,7 @@ from kvdefrag.kernels.launch import Words
 
 from .band import Band
 from .capacity import Capacity
-from .free_pages import IdList
+from .free_pages import BorrowedIds, IdList
 
 
 def table_violations(band: Band) -> list[str]:
@@ -93,7 +93,10 @@ def list_violations(band: Band) -> list[str]:
 
 
 def id_violations(band: Band) -> list[str]:
-    """Each id is live, free or set aside; a borrowed one with a page is live in its own pool."""
+    """Each id is live, free or set aside; a borrowed one with a page is live in its own pool.
+
+    How many of those there are is counted right.
+    """
     v2p, _ = _tables(band)
     pool = f"pool {band.spec.name!r}"
     found = []
@@ -103,6 +106,11 @@ def id_violations(band: Band) -> list[str]:
         if lost.size:
             found.append(
                 f"{pool}: id {lost[0]} has a page here but is not live in {band.spec.ids_from!r}"
+            )
+        if isinstance(band.ids, BorrowedIds) and band.ids.bound != bound.size:
+            found.append(
+                f"{pool}: {band.ids.bound} ids are counted as bound here, "
+                f"the tables say {bound.size}"
             )
     if not isinstance(band.ids, IdList):
         return found

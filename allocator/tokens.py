@@ -164,7 +164,7 @@ class TokenCalls:
             raise UsageError(f"page_count: {token_count} tokens cannot be of {count} pages")
         if shared.debug:
             check_token_set(band, ids, count)
-        self._freed("token_ids", ids, count, cascade)
+        self._freed(ids, count, cascade, whole=False)
         if shared.groups:
             shared.groups[0].add(band, ids, band.spec.page_size, count, whole=False)
         elif count:
@@ -186,20 +186,20 @@ class TokenCalls:
         count = -(-ids.numel() // page_size)
         if shared.debug:
             check_token_run(band, ids)
-        self._freed("token_ids", ids[::page_size], count, cascade)
+        self._freed(ids[::page_size], count, cascade, whole=True)
         if shared.groups:
             shared.groups[0].add(band, ids[::page_size], page_size, count, whole=True)
         elif count:
             unbind_run(shared, band, ids, count)
 
-    def _freed(self, name: str, ids: torch.Tensor, page_count: int, cascade: Any) -> None:
+    def _freed(self, ids: torch.Tensor, page_count: int, cascade: Any, whole: bool) -> None:
         """Check a free by tokens, and let the borrowers named in ``cascade`` go first."""
         band, shared = self._band, self._shared
         page_size = band.spec.page_size
         releases = cascaded(shared, band, cascade, page_count) if cascade is not None else ()
         if shared.debug:
-            check_cascade(shared, band, ids, page_size, releases)
-        require_live(band, name, page_count)
+            check_cascade(shared, band, ids, page_size, releases, whole)
+        require_live(band, "token_ids", page_count)
         shared.counters.free_calls += 1
         release_first(shared, ids, page_size, releases)
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import click
 
 from .allocator.driver import Driver
-from .allocator.traffic import Traffic, two_pools
-from .allocator.world import World
+from .allocator.lending_world import LendingWorld
+from .allocator.traffic import Traffic, chain_of
 
 OCCUPANCY = 0.95
 """What the arena is filled to at least, at every moment."""
@@ -27,16 +27,20 @@ class SoakResult(NamedTuple):
     moves_under_forwards: int
     flushes: int
     waits: int
+    bound: int
+    retired: int
     evictions: int
     min_occupancy: float
     mean_occupancy: float
     seconds: float
 
 
-def soak(calls: int, seed: int = 1, backend: str = "host", deep_every: int = 2000) -> SoakResult:
+def soak(
+    calls: int, seed: int = 1, backend: str = "host", deep_every: int = 2000, pools: int = 2
+) -> SoakResult:
     """Make `calls` calls once the arena is full; raises at the first mismatch."""
     started = time.perf_counter()
-    driven = Driver(World(two_pools(TOTAL_BYTES), backend), seed)
+    driven = Driver(LendingWorld(chain_of(pools, TOTAL_BYTES), backend), seed)
     traffic = Traffic(driven, driven.world.layout, seed, floor=OCCUPANCY)
     traffic.fill()
     lowest, total, steps, deep_at = traffic.occupancy, 0.0, 0, 0
@@ -61,6 +65,8 @@ def soak(calls: int, seed: int = 1, backend: str = "host", deep_every: int = 200
         counts["moves under forwards"],
         stats.flush_calls,
         stats.fence_waits,
+        counts["bind"],
+        counts["retire"],
         traffic.evictions,
         lowest,
         total / steps,
@@ -73,10 +79,14 @@ def soak(calls: int, seed: int = 1, backend: str = "host", deep_every: int = 200
 @click.option("--seed", default=1, show_default=True, help="What the calls follow from.")
 @click.option("--backend", default="host", type=click.Choice(["host", "triton"]))
 @click.option("--deep-every", default=2000, show_default=True, help="Calls between deep checks.")
-def main(calls: int, seed: int, backend: str, deep_every: int) -> None:
+@click.option(
+    "--pools", default=2, show_default=True, type=click.IntRange(2, 4),
+    help="Pools of the chain: with more than 2 the others borrow ids of the first.",
+)  # fmt: skip
+def main(calls: int, seed: int, backend: str, deep_every: int, pools: int) -> None:
     """Fill an arena, evict, move and write, and check every byte."""
     try:
-        result = soak(calls, seed, backend, deep_every)
+        result = soak(calls, seed, backend, deep_every, pools)
     except Exception as error:
         click.echo(f"mismatch with --seed {seed}: {type(error).__name__}: {error}", err=True)
         sys.exit(1)

@@ -3,8 +3,9 @@
 import pytest
 
 HELPERS = (
-    "attention_model", "decoding", "damage", "driver", "forwards", "hazard_machine", "in_flight",
-    "machine", "pressed_arena", "replica", "rig", "traffic", "world",
+    "attention_model", "borrowing_machine", "decoding", "damage", "driver", "forwards",
+    "hazard_machine", "in_flight", "lending_hazards", "lending_world", "machine", "pressed_arena",
+    "refusing_machine", "replica", "rig", "traffic", "world",
 )  # fmt: skip
 pytest.register_assert_rewrite(*(f"tests.allocator.{name}" for name in HELPERS))
 

@@ -43,7 +43,9 @@ def require_stopped(world: World, met: bool) -> None:
             world.arena.check(deep=True)
         return
     for pool in world.arena.pools.values():
-        for call in (lambda pool=pool: pool.alloc(1), pool.available, pool.flush):
+        calls = (lambda pool=pool: pool.alloc(1), pool.available, pool.flush)
+        borrowing = (lambda pool=pool: pool.bind([1]), lambda pool=pool: pool.release([1]))
+        for call in (*calls, *borrowing):
             with pytest.raises(CorruptState):
                 call()
     with pytest.raises(CorruptState):

@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from .world import World
+from .lending_world import LendingWorld
 
 
 class Driver:
@@ -12,7 +12,7 @@ class Driver:
     `seed`: what that time follows from. `haste`: how often a fence ends, from 0 to 1.
     """
 
-    def __init__(self, world: World, seed: int, haste: float = 0.2) -> None:
+    def __init__(self, world: LendingWorld, seed: int, haste: float = 0.2) -> None:
         self.world = world
         self._rng = random.Random(seed)
         self._haste = haste
@@ -30,7 +30,16 @@ class Driver:
         return self.world.alloc_many(asked)
 
     def free(self, name: str, ids: list[int]) -> None:
-        self.world.free(name, ids)
+        if self.world.layout.borrowers_of(name):
+            self.world.free_all(name, ids, grouped=self.world.counts["free"] % 3 == 0)
+        else:
+            self.world.free(name, ids)
+
+    def bind(self, name: str, ids: list[int]) -> bool:
+        return self.world.bind(name, ids)
+
+    def retire(self, name: str, ids: list[int], among: list[int]) -> None:
+        self.world.retire(name, ids, among)
 
     def flush(self, name: str | None, limits: dict[str, Any]) -> None:
         self.world.flush(name, **limits)

@@ -1,6 +1,7 @@
 """Any calls in any order over a world with forwards, blocks, leases and faults."""
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from kvdefrag import CorruptState, OutOfPages, UsageError
 
 from .damage import break_row, require_stopped
-from .formula import Layout, layouts
-from .machine import BYTE_LIMITS, FLUSHES, ID_FORMS, MOVE_LIMITS, POOLS, TENTHS
+from .formula import NAMES, Layout, layouts
+from .machine import BYTE_LIMITS, FLUSHES, ID_FORMS, MOVE_LIMITS, POOLS, SHARES, TENTHS
 from .rig import state_of
 from .world import World
 
@@ -26,20 +27,23 @@ class HazardMachine(RuleBasedStateMachine):
 
     backend: str
     most_pages: int
+    floats = borrowing = debug = False
+    world_type = World
 
     @initialize(data=st.data(), seed=st.integers(0, 2**16))
     def make(self, data: Any, seed: int) -> None:
-        self.start(data.draw(layouts(self.most_pages)), seed)
+        drawn = layouts(self.most_pages, self.floats, self.borrowing)
+        self.start(data.draw(drawn), seed)
 
     def start(self, layout: Layout, seed: int) -> None:
-        self.world = World(layout, self.backend)
+        self.world = self.world_type(layout, self.backend, self.debug)
         self.random = random.Random(seed)
-        for name in self.world.live:
+        for name in layout.owners:
             self.alloc(name, self.random.randint(1, 7), 0, soft=False)
 
     @rule(name=POOLS, share=TENTHS, more=st.sampled_from([0, 0, 0, 1, 50]), soft=st.booleans())
     def alloc(self, name: str, share: int, more: int, soft: bool) -> None:
-        name, world = self.known(name), self.world
+        name, world = self.owner(name), self.world
         available = world.available(name)
         page_count = -(-available * share // 10) + more
         before = self.state()
@@ -49,10 +53,13 @@ class HazardMachine(RuleBasedStateMachine):
             assert (refusal.value.asked, refusal.value.available) == (page_count, available)
             assert self.state() == before
 
-    @rule(first=TENTHS, second=TENTHS)
-    def alloc_many(self, first: int, second: int) -> None:
-        world, shares = self.world, {"first": first, "second": second}
-        asked = {name: world.available(name) * shares[name] // 10 for name in world.live}
+    @rule(shares=SHARES)
+    def alloc_many(self, shares: Sequence[int]) -> None:
+        world = self.world
+        asked = {
+            name: world.available(name) * share // 10
+            for name, share in zip(world.layout.owners, shares, strict=False)
+        }
         before = self.state()
         if world.fits(asked):
             assert self.state() == before
@@ -64,8 +71,8 @@ class HazardMachine(RuleBasedStateMachine):
 
     @rule(name=POOLS, share=TENTHS, form=FORMS)
     def free(self, name: str, share: int, form: str) -> None:
-        name = self.known(name)
-        ids = self.some(name, share)
+        name = self.owner(name)
+        ids = self.some(name, share, held=False)
         self.world.free(name, ids, given=ID_FORMS[form](ids))
 
     @rule(name=POOLS, mode=st.sampled_from(FLUSHES), max_moves=MOVE_LIMITS, max_bytes=BYTE_LIMITS)
@@ -118,8 +125,8 @@ class HazardMachine(RuleBasedStateMachine):
     @rule(name=POOLS, share=TENTHS, bad=st.sampled_from(["double", "unknown", "range", "zero"]))
     def free_refused(self, name: str, share: int, bad: str) -> None:
         """Good ids and a bad one: the good ones are freed, the bad one is named, once."""
-        name, world = self.known(name), self.world
-        ids, most = self.some(name, share), world.layout.ids(world.spec(name))
+        name, world = self.owner(name), self.world
+        ids, most = self.some(name, share, held=False), world.layout.ids(world.spec(name))
         unbound = sorted(set(range(1, most + 1)) - world.live[name].keys() | set(ids))
         if len(ids) + 1 > len(world.live[name]) or not unbound:
             return
@@ -156,7 +163,9 @@ class HazardMachine(RuleBasedStateMachine):
         arena, met = self.world.arena, False
         try:
             if look == "free":
-                arena[name].free(torch.tensor([victim]))
+                pool = arena[name]
+                borrowed = name in self.world.layout.borrowers
+                (pool.release if borrowed else pool.free)(torch.tensor([victim]))
             elif look == "flush":
                 arena.flush(urgent=True)
             arena.check()
@@ -170,16 +179,23 @@ class HazardMachine(RuleBasedStateMachine):
     def repair(self, name: str, places: dict[int, int], least: set[int], most: set[int]) -> None:
         """Between the `least` and the `most` ids are lost: a move may settle what another row says.
 
-        `places`: where all live ids were.
+        `places`: where all live ids were. Borrowers lose the pages of ids that are lost.
         """
         world = self.world
         before = {other: world.rows(other).copy() for other in world.live}
         report = world.arena.repair()
-        named = {v for entry in report.pools[name].ambiguous for v in entry.virtual_ids}
-        lost = named & world.live[name].keys()
-        assert least <= lost <= most
-        world.forget(name, list(lost), [places[virtual] for virtual in lost])
+        lost = {}
+        for other, live in world.live.items():
+            ambiguous = report.pools[other].ambiguous
+            lost[other] = {v for entry in ambiguous for v in entry.virtual_ids} & live.keys()
+        assert least <= lost[name] <= most
+        lenders = {spec.name: spec.ids_from for spec in world.layout.specs}
         for other, rows in before.items():
+            if other != name:
+                orphans = lost[name] if lenders[other] == name else set()
+                assert lost[other] == orphans & world.live[other].keys()
+            old = places if other == name else rows
+            world.forget(other, list(lost[other]), [old[virtual] for virtual in lost[other]])
             kept = list(world.live[other])
             assert np.array_equal(world.rows(other)[kept], rows[kept])
         world.arena.check(deep=True)
@@ -205,9 +221,10 @@ class HazardMachine(RuleBasedStateMachine):
     def all_is_well(self) -> None:
         self.world.check()
 
-    def some(self, name: str, share: int) -> list[int]:
-        """That many tenths of the live ids, in a random order."""
-        live = sorted(self.world.live[name])
+    def some(self, name: str, share: int, held: bool = True) -> list[int]:
+        """That many tenths of the live ids, in a random order; perhaps not those that are held."""
+        live = self.world.live[name].keys()
+        live = sorted(live if held else live - self.world.held(name))
         return self.random.sample(live, -(-len(live) * share // 10))
 
     def state(self) -> Any:
@@ -215,4 +232,10 @@ class HazardMachine(RuleBasedStateMachine):
         return state_of(self.world.arena), stats.pools, stats.fence_waits, stats.move_blocks
 
     def known(self, name: str) -> str:
-        return name if name in self.world.live else "first"
+        """One of the pools."""
+        return list(self.world.live)[NAMES.index(name) % len(self.world.live)]
+
+    def owner(self, name: str) -> str:
+        """One of the pools that have ids of their own."""
+        owners = self.world.layout.owners
+        return owners[NAMES.index(name) % len(owners)]

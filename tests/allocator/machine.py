@@ -1,7 +1,8 @@
 """The arena beside a plain dict of bytes, which knows nothing of holes or moves."""
 
 import random
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,12 @@ from hypothesis.stateful import (
 
 from kvdefrag import Arena, OutOfPages
 
-from .formula import Layout, ceil, layouts
+from .formula import NAMES, Layout, ceil, layouts
 
-POOLS = st.sampled_from(["first", "second"])
+POOLS = st.sampled_from(NAMES)
 TENTHS = st.sampled_from([1, 2, 2, 3, 4, 10])
 """Of what is available, or is live: in small steps, so that pools stay half full of holes."""
+SHARES = st.tuples(*[TENTHS] * len(NAMES))
 MOVE_LIMITS = st.integers(0, 6)
 BYTE_LIMITS = st.none() | st.integers(0, 100)
 GARBAGE = st.sampled_from([-(2**31), -1, 0, 2**31 - 1])
@@ -43,24 +45,26 @@ class Machine(RuleBasedStateMachine):
 
     backend: str
     most_pages: int
+    floats = borrowing = debug = False
     moves = 0
 
     @initialize(data=st.data(), seed=st.integers(0, 2**16))
     def make(self, data: Any, seed: int) -> None:
-        self.start(data.draw(layouts(self.most_pages)), seed)
+        drawn = layouts(self.most_pages, self.floats, self.borrowing)
+        self.start(data.draw(drawn), seed)
 
     def start(self, layout: Layout, seed: int) -> None:
         self.layout = layout
-        self.arena = Arena(self.layout.total_bytes, self.layout.specs, "cpu", self.backend)
+        self.arena = Arena(layout.total_bytes, layout.specs, "cpu", self.backend, self.debug)
         self.specs = {spec.name: spec for spec in self.layout.specs}
         self.model: dict[str, dict[int, bytes]] = {name: {} for name in self.specs}
         self.random = random.Random(seed)
-        for name in self.specs:
+        for name in self.layout.owners:
             self.alloc(name, self.random.randint(0, 10), 0, soft=False)
 
     @rule(name=POOLS, share=TENTHS, more=st.sampled_from([0, 0, 0, 1, 50]), soft=st.booleans())
     def alloc(self, name: str, share: int, more: int, soft: bool) -> None:
-        name = self.known(name)
+        name = self.owner(name)
         before, available = self.rows(), self.layout.available(name, self.live)
         page_count = ceil(available * share, 10) + more
         if page_count <= available:
@@ -73,11 +77,11 @@ class Machine(RuleBasedStateMachine):
         assert (refusal.value.asked, refusal.value.available) == (page_count, available)
         assert self.rows() == before
 
-    @rule(first=TENTHS, second=TENTHS)
-    def alloc_many(self, first: int, second: int) -> None:
-        shares = {"first": first, "second": second}
+    @rule(shares=SHARES)
+    def alloc_many(self, shares: Sequence[int]) -> None:
         asked = {
-            name: self.layout.available(name, self.live) * shares[name] // 10 for name in self.specs
+            name: self.layout.available(name, self.live) * share // 10
+            for name, share in zip(self.layout.owners, shares, strict=False)
         }
         fits = self.layout.fits(self.live, asked)
         assert self.arena.fits(asked) == fits
@@ -93,9 +97,9 @@ class Machine(RuleBasedStateMachine):
 
     @rule(name=POOLS, form=FORMS, share=TENTHS, then=st.sampled_from(["", "", "budget", *FLUSHES]))
     def free(self, name: str, form: str, share: int, then: str) -> None:
-        name = self.known(name)
-        live = sorted(self.model[name])
-        ids = self.random.sample(live, ceil(len(live) * share, 10))
+        name = self.owner(name)
+        free = sorted(self.model[name].keys() - self.held(name))
+        ids = self.random.sample(free, ceil(len(free) * share, 10))
         self.arena[name].free(ID_FORMS[form](ids))
         for virtual in ids:
             del self.model[name][virtual]
@@ -119,20 +123,23 @@ class Machine(RuleBasedStateMachine):
         results = result if owner is self.arena else {names[0]: result}
         self.flushed(results, needed, whole=not mode.endswith("budget"))
 
-    def moves_within(self, names: list[str], limits: dict[str, Any]) -> dict[str, int]:
-        moves_left, bytes_left = limits.get("max_moves"), limits.get("max_bytes")
-        needed = {}
-        for name in names:
-            page_bytes = self.specs[name].page_bytes
-            needed[name] = self.out_of_place(name)
-            if moves_left is not None:
-                needed[name] = min(needed[name], moves_left)
-            if bytes_left is not None:
-                needed[name] = min(needed[name], bytes_left // page_bytes)
-                bytes_left -= needed[name] * page_bytes
-            if moves_left is not None:
-                moves_left -= needed[name]
-        return needed
+    def moves_within(self, names: list[str], limits: dict[str, Any]) -> list[dict[str, int]]:
+        """What a flush may move: a pool between two others packs to either side."""
+        found = []
+        for counts in product(*(self.out_of_place(name) for name in names)):
+            moves_left, bytes_left = limits.get("max_moves"), limits.get("max_bytes")
+            needed = dict(zip(names, counts, strict=True))
+            for name in names:
+                page_bytes = self.specs[name].page_bytes
+                if moves_left is not None:
+                    needed[name] = min(needed[name], moves_left)
+                if bytes_left is not None:
+                    needed[name] = min(needed[name], bytes_left // page_bytes)
+                    bytes_left -= needed[name] * page_bytes
+                if moves_left is not None:
+                    moves_left -= needed[name]
+            found.append(needed)
+        return found
 
     @rule(name=POOLS, form=DEVICE_FORMS, garbage=GARBAGE, as_tokens=st.booleans())
     def translate(self, name: str, form: str, garbage: int, as_tokens: bool) -> None:
@@ -199,7 +206,16 @@ class Machine(RuleBasedStateMachine):
         return {name: len(ids) for name, ids in self.model.items()}
 
     def known(self, name: str) -> str:
-        return name if name in self.specs else "first"
+        """One of the pools."""
+        return list(self.specs)[NAMES.index(name) % len(self.specs)]
+
+    def owner(self, name: str) -> str:
+        """One of the pools that have ids of their own."""
+        return self.layout.owners[NAMES.index(name) % len(self.layout.owners)]
+
+    def held(self, name: str) -> set[int]:
+        """Ids of a pool that have a page in one that borrows them."""
+        return {v for each in self.layout.borrowers_of(name) for v in self.model[each]}
 
     def rows(self) -> dict[str, list[int]]:
         return {name: self.arena[name].virtual_to_physical.tolist() for name in self.specs}
@@ -221,6 +237,9 @@ class Machine(RuleBasedStateMachine):
             assert len(set(new)) == len(new)
             assert not self.model[name].keys() & set(new)
             for virtual in new:
+                if self.specs[name].zero_on_alloc:
+                    place = int(self.arena[name].virtual_to_physical[virtual])
+                    assert not self.page(name, place).any()
                 self.stamp(name, virtual)
 
     def read(self, name: str, ids: list[int], pages: list[int]) -> None:
@@ -230,23 +249,27 @@ class Machine(RuleBasedStateMachine):
             else:
                 assert page == 0
 
-    def out_of_place(self, name: str) -> int:
-        """Live pages that do not stand in the block that a packed band takes."""
+    def out_of_place(self, name: str) -> set[int]:
+        """Live pages that do not stand in the block that a packed band takes, of one or of two."""
         spec, count = self.specs[name], len(self.model[name])
-        if spec.grows == "up":
-            start = ceil(self.layout.sink_bytes, spec.page_bytes)
-        else:
-            start = self.layout.total_bytes // spec.page_bytes - count
         rows = self.arena[name].virtual_to_physical.tolist()
-        return sum(not start <= rows[virtual] < start + count for virtual in self.model[name])
+        pages = [rows[virtual] for virtual in self.model[name]]
+        if spec.grows == "up":
+            starts = {ceil(self.layout.sink_bytes, spec.page_bytes)}
+        elif spec.grows == "down":
+            starts = {self.layout.total_bytes // spec.page_bytes - count}
+        else:
+            starts = {min(pages), max(pages) - count + 1} if pages else {0}
+        return {sum(not start <= page < start + count for page in pages) for start in starts}
 
-    def flushed(self, results: dict[str, Any], needed: dict[str, int], whole: bool = False) -> None:
-        assert {name: result.moves for name, result in results.items()} == needed
-        type(self).moves += sum(needed.values())
+    def flushed(self, results: dict[str, Any], needed: list[dict[str, int]], whole: bool) -> None:
+        moves = {name: result.moves for name, result in results.items()}
+        assert moves in needed
+        type(self).moves += sum(moves.values())
         for name, result in results.items():
             assert result.bytes_moved == result.moves * self.specs[name].page_bytes
             stats = self.arena.stats().pools[name]
             assert (result.stopped_by == "budget") == (stats.hole_pages > 0)
             if whole:
                 assert stats.span_pages == len(self.model[name])
-                assert self.out_of_place(name) == 0
+                assert self.out_of_place(name) == {0}

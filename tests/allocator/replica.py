@@ -5,16 +5,20 @@ from collections.abc import Callable
 from typing import Any
 
 from .driver import Driver
+from .formula import Layout
+from .lending_world import LendingWorld
 from .traffic import Traffic, two_pools
-from .world import World
 
 TOTAL_BYTES = 12_000
 FLOOR = 0.9
 
 
-def replica(seed: int, haste: float, backend: str = "host") -> Driver:
+TWO_POOLS = two_pools(TOTAL_BYTES)
+
+
+def replica(seed: int, haste: float, backend: str = "host", layout: Layout = TWO_POOLS) -> Driver:
     """One replica; `haste` and `seed` say when its fences end, and nothing else."""
-    return Driver(World(two_pools(TOTAL_BYTES), backend), seed, haste)
+    return Driver(LendingWorld(layout, backend), seed, haste)
 
 
 class Replicas:
@@ -44,6 +48,9 @@ class Replicas:
     def alloc_many(self, asked: dict[str, int]) -> Any:
         return self._same(lambda each: each.alloc_many(asked))
 
+    def bind(self, name: str, ids: list[int]) -> Any:
+        return self._same(lambda each: each.bind(name, ids))
+
     def _same(self, call: Callable[[Driver], Any]) -> Any:
         first, *others = [call(each) for each in self._replicas]
         assert all(other == first for other in others)
@@ -66,8 +73,14 @@ class Replicas:
 class Rank(Driver):
     """One replica of a group of processes; `least` takes the minimum over them."""
 
-    def __init__(self, seed: int, haste: float, least: Callable[[int], int]) -> None:
-        super().__init__(replica(seed, haste).world, seed, haste)
+    def __init__(
+        self,
+        seed: int,
+        haste: float,
+        least: Callable[[int], int],
+        layout: Layout = TWO_POOLS,
+    ) -> None:
+        super().__init__(replica(seed, haste, layout=layout).world, seed, haste)
         self._least = least
         self.answers = hashlib.sha256()
 
@@ -89,14 +102,24 @@ class Rank(Driver):
     def alloc_many(self, asked: dict[str, int]) -> dict[str, list[int]]:
         return self._noted("alloc_many", super().alloc_many(asked))
 
+    def bind(self, name: str, ids: list[int]) -> bool:
+        return self._noted("bind", super().bind(name, ids))
+
     def _noted(self, call: str, answer: Any) -> Any:
         self.answers.update(f"{call} {answer};".encode())
         return answer
 
 
-def drive(driven: Any, calls: int, seed: int, at: Callable[[int], None], every: int) -> Traffic:
+def drive(
+    driven: Any,
+    calls: int,
+    seed: int,
+    at: Callable[[int], None],
+    every: int,
+    layout: Layout = TWO_POOLS,
+) -> Traffic:
     """Make `calls` calls; `at` runs after `every` so many, with all bytes checked."""
-    traffic = Traffic(driven, two_pools(TOTAL_BYTES), seed, FLOOR)
+    traffic = Traffic(driven, layout, seed, FLOOR)
     traffic.fill()
     due = every
     while traffic.calls < calls:

@@ -8,7 +8,8 @@ import click
 import torch
 import torch.distributed as dist
 
-from .replica import Rank, drive
+from .replica import TOTAL_BYTES, Rank, drive
+from .traffic import chain_of
 
 
 @click.command()
@@ -16,8 +17,9 @@ from .replica import Rank, drive
 @click.option("--ranks", type=int, required=True)
 @click.option("--calls", type=int, required=True)
 @click.option("--meeting-point", type=click.Path(path_type=Path), required=True)
+@click.option("--pools", type=click.IntRange(2, 4), default=2, help="Pools of the chain.")
 @click.option("--odd-call", type=int, default=0, help="Number of a call that only rank 1 makes.")
-def main(rank: int, ranks: int, calls: int, meeting_point: Path, odd_call: int) -> None:
+def main(rank: int, ranks: int, calls: int, meeting_point: Path, pools: int, odd_call: int) -> None:
     """Make the calls that every rank makes, compare the answers, and say what was done."""
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -33,7 +35,8 @@ def main(rank: int, ranks: int, calls: int, meeting_point: Path, odd_call: int) 
         dist.all_reduce(lowest, dist.ReduceOp.MIN)
         return int(lowest)
 
-    driven = Rank(seed=100 + rank, haste=(0.9, 0.1, 0.3, 0.02)[rank % 4], least=least)
+    layout, haste = chain_of(pools, TOTAL_BYTES), (0.9, 0.1, 0.3, 0.02)[rank % 4]
+    driven = Rank(100 + rank, haste, least, layout)
     compared = 0
 
     def compare(call: int) -> None:
@@ -45,7 +48,7 @@ def main(rank: int, ranks: int, calls: int, meeting_point: Path, odd_call: int) 
         assert len(set(found)) == 1, f"after {call} calls the ranks disagree: {found}"
         compared += 1
 
-    traffic = drive(driven, calls, seed=5, at=compare, every=500)
+    traffic = drive(driven, calls, seed=5, at=compare, every=500, layout=layout)
     stats = driven.world.arena.stats()
     done = {
         "calls": traffic.calls,

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from kvdefrag import UsageError
+from kvdefrag import PoolSpec, UsageError
 
 from .rig import Rig, by_backend, state_of
 
@@ -201,4 +201,36 @@ def test_a_stated_count_allows_pages_that_come_twice(backend, debug):
         rig.pool.free(ids[:2])
         rig.pool.free_token_run(torch.arange(4, 8))
     assert rig.pool.live_pages == 2
+    rig.arena.check(deep=True)
+
+
+@pytest.mark.parametrize("held", [1, 2])
+def test_a_refused_cascade_leaves_nothing_in_the_group(backend, held):
+    """Neither what its borrower would release nor what the owner would free."""
+    specs = (
+        PoolSpec("A", 8),
+        PoolSpec("B", 8, grows="down", ids_from="A"),
+        PoolSpec("C", 8, grows="float", ids_from="A"),
+    )
+    rig = Rig(backend, *specs, total_bytes=8 * 40, debug=True)
+    a, b, c = rig.arena["A"], rig.arena["B"], rig.arena["C"]
+    ids = a.alloc(4)
+    b.bind(ids[2 - held :])
+    c.bind(ids[2:])
+    counts = {"B": held}
+    with rig.arena.free_group():
+        a.free(ids[:1], {"B": held - 1})
+        for call in (
+            lambda: a.free(ids[:2], counts),
+            lambda: a.free_tokens(ids[:2], 2, counts),
+            lambda: a.free_token_run(ids[:2], counts),
+        ):
+            with pytest.raises(UsageError, match=r"id 1 .* twice in this group"):
+                call()
+    assert (a.live_pages, b.live_pages, c.live_pages) == (3, 3, 2)
+    with rig.arena.free_group():
+        c.release(ids[2:3])
+        with pytest.raises(UsageError, match=r"id 3 of pool 'C' .* twice in this group"):
+            a.free(ids[1:3], {"B": 2, "C": 1})
+    assert (a.live_pages, b.live_pages, c.live_pages) == (3, 3, 1)
     rig.arena.check(deep=True)

@@ -7,8 +7,10 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from kvdefrag import PoolSpec
 
-from .formula import Layout
+from .formula import NAMES, Layout
 from .hazard_machine import HazardMachine
+from .lending_chains import CHAINS, RUNS
+from .lending_hazards import LendingHazards
 from .machine import FLUSHES
 from .rig import by_backend, examples
 
@@ -16,27 +18,29 @@ BLOCK_STEPS = [(True,), (True, True), *[(False, False)] * 6]
 """Blocks are nested; True is one more."""
 
 
-def machine_on(backend: str) -> type[HazardMachine]:
-    return type("OnBackend", (HazardMachine,), {"backend": backend})
+def machine_on(backend: str, kind: type[HazardMachine] = HazardMachine) -> type[HazardMachine]:
+    return type("OnBackend", (kind,), {"backend": backend})
 
 
-def test_any_calls_in_any_order(backend):
-    machine = machine_on(backend)
+@pytest.mark.parametrize("kind", [HazardMachine, LendingHazards])
+def test_any_calls_in_any_order(backend, kind):
+    machine, lends = machine_on(backend, kind), kind is LendingHazards
     machine.most_pages = by_backend(backend, 40, 12)
-    steps = by_backend(backend, 50, 15)
+    steps, host, triton = by_backend(backend, 50, 15), 6 if lends else 40, 2 if lends else 8
     run_state_machine_as_test(
         machine,
-        settings=examples(backend, host=40, triton=8, stateful_step_count=steps, derandomize=True),
+        settings=examples(backend, host, triton, stateful_step_count=steps, derandomize=True),
     )
 
 
 def random_step(machine: HazardMachine, rng: random.Random) -> None:
-    name, share, index = rng.choice(["first", "second"]), rng.choice([1, 1, 2, 3]), rng.randrange(8)
+    name, share = rng.choice(list(machine.world.live)), rng.choice([1, 1, 2, 3])
+    index = rng.randrange(8)
     if rng.random() < 0.02:
         machine.drain(7)
     steps = {
         "alloc": lambda: machine.alloc(name, rng.choice([1, 4, 8, 10]), 0, rng.random() < 0.5),
-        "alloc_many": lambda: machine.alloc_many(rng.randint(0, 8), rng.randint(0, 8)),
+        "alloc_many": lambda: machine.alloc_many((rng.randint(0, 8), rng.randint(0, 8))),
         "free": lambda: machine.free(name, share, "int64"),
         "flush": lambda: machine.flush(name, rng.choice(FLUSHES), rng.randint(0, 6), None),
         "begin": lambda: machine.begin(share, rng.randint(0, 2), index, rng.random() < 0.5),
@@ -67,3 +71,30 @@ def test_long_run(backend, sizes, grows):
         machine.all_is_well()
     machine.world.drain()
     assert machine.world.counts["moves under forwards"] > by_backend(backend, 4, -1)
+
+
+def lending_step(machine: LendingHazards, rng: random.Random) -> None:
+    name, share = rng.choice(NAMES), rng.choice([0, 1, 1, 2, 3])
+    shares = tuple(rng.choice([0, 1, 2, 4]) for _ in NAMES)
+    steps = {
+        "any": lambda: random_step(machine, rng),
+        "bind": lambda: machine.bind(name, rng.choice([1, 4, 8, 10]), rng.choice([0, 0, 1])),
+        "retire": lambda: machine.retire(name, share, rng.random() < 0.5),
+        "free": lambda: machine.free_all(name, share, rng.random() < 0.5),
+        "fits": lambda: machine.what_fits_is_granted(shares),
+        "held": lambda: machine.free_held(name, share),
+    }
+    steps[rng.choices(list(steps), [12, 4, 2, 3, 1, 0.4])[0]]()
+
+
+@pytest.mark.parametrize(("backend", "chain"), RUNS)
+def test_long_run_of_pools_that_borrow(backend, chain):
+    machine, rng = machine_on(backend, LendingHazards)(), random.Random(chain)
+    machine.start(CHAINS[chain], seed=1)
+    for _ in range(by_backend(backend, 120, 8)):
+        lending_step(machine, rng)
+        machine.all_is_well()
+    machine.world.drain()
+    counts = machine.world.counts
+    if backend == "host":
+        assert min(counts[kind] for kind in ("bind", "retire", "cascaded", "moves")) > 0

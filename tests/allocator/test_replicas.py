@@ -9,27 +9,31 @@ from pathlib import Path
 
 import pytest
 
-from .replica import Replicas, drive, replica
+from .replica import TOTAL_BYTES, Replicas, drive, replica
 from .rig import by_backend
+from .traffic import chain_of
 
 HASTE = (0.9, 0.1, 0.3, 0.02)
 
 
-@pytest.mark.parametrize("count", [2, 4])
-def test_replicas_in_one_process(backend, count):
+@pytest.mark.parametrize(("count", "pools"), [(2, 2), (4, 2), (2, 3), (2, 4)])
+def test_replicas_in_one_process(backend, count, pools):
     """The first on `backend`, the others on the host: backends answer alike, too."""
     backends = [backend, *["host"] * (count - 1)]
-    replicas = [replica(seed, HASTE[seed], backends[seed]) for seed in range(count)]
-    calls = by_backend(backend, 10_000 if count == 2 else 3000, 60)
+    layout = chain_of(pools, TOTAL_BYTES)
+    replicas = [replica(seed, HASTE[seed], backends[seed], layout) for seed in range(count)]
+    calls = {2: 10_000, 4: 3000}[count] if pools == 2 else 600
+    calls = by_backend(backend, calls, 60 if pools == 2 else 16)
     driven = Replicas(replicas)
-    traffic = drive(driven, calls, seed=count, at=lambda call: None, every=calls // 20)
+    traffic = drive(driven, calls, count, lambda call: None, calls // 20, layout)
     stats = [each.world.arena.stats() for each in replicas]
     assert traffic.calls >= calls
     if backend == "host":
-        assert len({each.moves for each in stats}) > 1
-        assert min(each.moves for each in stats) > 100
+        assert len({(each.moves, each.fence_waits) for each in stats}) > 1
+        assert min(each.moves for each in stats) > 100 or pools > 2
         assert traffic.evictions > calls // 10
-        assert driven.differed or count > 2
+        assert driven.differed or count > 2 or pools > 2
+        assert pools == 2 or replicas[0].world.counts["retire"] > 10
 
 
 def run_ranks(
@@ -82,7 +86,7 @@ def test_four_processes_under_gloo(project_root, tmp_path):
 
 
 def test_ranks_that_disagree_are_found(project_root, tmp_path):
-    options = ("--calls", "600", "--odd-call", "500")
+    options = ("--calls", "600", "--odd-call", "500", "--pools", "4")
     codes, _, errors = run_ranks(project_root, tmp_path / "meet", 2, *options)
     assert any(codes)
     assert "the ranks disagree" in "".join(errors)

@@ -22,8 +22,19 @@ def test_a_full_arena_under_heavy_eviction(backend):
         assert done.waits > 500
 
 
+@pytest.mark.parametrize(("backend", "pools"), [("host", 3), ("host", 4), ("triton", 3)])
+def test_a_full_arena_whose_pools_borrow(backend, pools):
+    calls = by_backend(backend, 800, 12)
+    done = soak(calls, seed=pools, backend=backend, deep_every=500, pools=pools)
+    assert done.min_occupancy >= OCCUPANCY
+    if backend == "host":
+        assert min(done.moves, done.evictions, done.bound, done.retired) > 20
+        assert done.moves_under_forwards > 0
+        assert done.waits > 5
+
+
 def test_the_report():
-    done = CliRunner().invoke(main, ["--calls", "300"])
+    done = CliRunner().invoke(main, ["--calls", "300", "--pools", "3"])
     assert done.exit_code == 0
     for word in ("calls", "moves", "flushes", "waits", "evictions", "min occupancy"):
         assert word in done.output

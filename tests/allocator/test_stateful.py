@@ -12,16 +12,17 @@ from .machine import FLUSHES, ID_FORMS, Machine
 from .rig import by_backend, examples
 
 
-def machine_on(backend: str) -> type[Machine]:
-    return type("OnBackend", (Machine,), {"backend": backend})
+def machine_on(backend: str, floats: bool = False) -> type[Machine]:
+    return type("OnBackend", (Machine,), {"backend": backend, "floats": floats})
 
 
-def test_any_calls_in_any_order(backend):
-    machine = machine_on(backend)
+@pytest.mark.parametrize("floats", [False, True])
+def test_any_calls_in_any_order(backend, floats):
+    machine = machine_on(backend, floats)
     machine.most_pages = by_backend(backend, 40, 14)
-    steps = by_backend(backend, 40, 15)
+    steps, host, triton = by_backend(backend, 40, 15), 15 if floats else 50, 3 if floats else 12
     run_state_machine_as_test(
-        machine, settings=examples(backend, host=50, triton=12, stateful_step_count=steps)
+        machine, settings=examples(backend, host, triton, stateful_step_count=steps)
     )
 
 
@@ -31,7 +32,7 @@ def random_step(machine: Machine, rng: random.Random) -> None:
     if kind == "alloc":
         machine.alloc(name, share, rng.choice([0, 0, 0, 1]), soft=rng.random() < 0.5)
     elif kind == "alloc_many":
-        machine.alloc_many(share, rng.randint(0, 10))
+        machine.alloc_many((share, rng.randint(0, 10)))
     elif kind == "free":
         machine.free(name, rng.choice(sorted(ID_FORMS)), share, "")
     elif kind == "flush":

@@ -25,6 +25,8 @@ class Driven(Protocol):
     def alloc(self, name: str, page_count: int) -> list[int] | None: ...
     def alloc_many(self, asked: dict[str, int]) -> dict[str, list[int]]: ...
     def free(self, name: str, ids: list[int]) -> None: ...
+    def bind(self, name: str, ids: list[int]) -> bool: ...
+    def retire(self, name: str, ids: list[int], among: list[int]) -> None: ...
     def flush(self, name: str | None, limits: dict[str, Any]) -> None: ...
     def begin(self, reads: dict[str, list[int]], writes: dict[str, list[int]]) -> None: ...
     def block(self) -> None: ...
@@ -44,6 +46,16 @@ def two_pools(total_bytes: int, kv_bytes: int = 48, state_bytes: int = 112) -> L
     )
 
 
+def chain_of(pools: int, total_bytes: int) -> Layout:
+    """`two_pools`, and between them up to two floats that borrow the ids of the first."""
+    kv, state = two_pools(total_bytes).specs
+    floats = (
+        PoolSpec("window", 80, page_size=4, grows="float", ids_from="kv"),
+        PoolSpec("index", 16, page_size=4, grows="float", zero_on_alloc=True, ids_from="kv"),
+    )
+    return Layout(total_bytes, (kv, state, *floats[: pools - 2]))
+
+
 class Traffic:
     """Sequences over `driven`. Evicts the oldest where there is no room, but keeps `floor` full.
 
@@ -57,7 +69,7 @@ class Traffic:
         self._usable = layout.total_bytes - layout.sink_bytes
         self._floor = floor
         self._sequences: OrderedDict[int, tuple[str, list[int]]] = OrderedDict()
-        self._number = 0
+        self._windows: dict[str, set[int]] = {name: set() for name in layout.borrowers}
         self._live_bytes = 0
         self._blocks = 0
         self._leases: list[str] = []
@@ -86,7 +98,10 @@ class Traffic:
         """One to a few calls."""
         rng = self._rng
         kinds = (self._grow, self._grow_both, self._forward, self._flush, self._hold, self._let_go)
-        rng.choices(kinds, (40, 4, 25, 20, 0.4, 8))[0]()
+        weights: tuple[float, ...] = (40, 4, 25, 20, 0.4, 8)
+        if self._windows:
+            kinds, weights = (*kinds, self._slide), (*weights, 40)
+        rng.choices(kinds, weights)[0]()
 
     def _grow(self) -> None:
         name = self._rng.choice(POOLS)
@@ -99,18 +114,51 @@ class Traffic:
 
     def _grow_both(self) -> None:
         asked = {"kv": self._rng.randint(0, 3), "state": self._rng.randint(0, 2)}
-        fit = self._make_room("kv", 3) and self._driven.fits(asked)
+        # Only while pages may move are they granted one after the other.
+        lent = (
+            {} if self.held else {name: self._rng.randint(0, asked["kv"]) for name in self._windows}
+        )
+        fit = self._make_room("kv", 3) and self._driven.fits({**asked, **lent})
         self.calls += 1
         if fit:
-            for name, ids in self._driven.alloc_many(asked).items():
+            granted = self._driven.alloc_many(asked)
+            for name, ids in granted.items():
                 if ids:
                     self._got(name, ids)
+            for name, pages in lent.items():
+                assert self._bind(name, granted["kv"][:pages])
+
+    def _slide(self) -> None:
+        """The last pages of a sequence have one in a window, others lose theirs."""
+        name = self._rng.choice(list(self._windows))
+        in_kv = [number for number, (pool, _) in self._sequences.items() if pool == "kv"]
+        number = self._rng.choice(in_kv)
+        ids = self._sequences[number][1]
+        end = self._rng.randint(1, len(ids))
+        wanted = ids[max(0, end - 3) : end]
+        old = [virtual for virtual in ids if virtual in self._windows[name] - set(wanted)]
+        gaps = [virtual for virtual in ids if virtual not in wanted]
+        self._driven.retire(name, old, [*gaps, -1, 0, *old])
+        self._windows[name] -= set(old)
+        self._live_bytes -= len(old) * self._page_bytes[name]
+        self.calls += 1
+        new = [virtual for virtual in wanted if virtual not in self._windows[name]]
+        if self._make_room(name, len(new)) and number in self._sequences:
+            self._bind(name, new)
+
+    def _bind(self, name: str, ids: list[int]) -> bool:
+        self.calls += 1
+        bound = self._driven.bind(name, ids)
+        if bound:
+            self._windows[name] |= set(ids)
+            self._live_bytes += len(ids) * self._page_bytes[name]
+        return bound
 
     def _got(self, name: str, ids: list[int] | None) -> None:
         assert ids is not None
         self.calls += 1
-        self._number += 1
-        self._sequences[self._number] = (name, ids)
+        number = next(reversed(self._sequences), 0) + 1
+        self._sequences[number] = (name, ids)
         self._live_bytes += len(ids) * self._page_bytes[name]
 
     def _make_room(self, name: str, pages: int) -> bool:
@@ -120,9 +168,13 @@ class Traffic:
             number = self._rng.choice(oldest)
             gone, ids = self._sequences[number]
             left = self._live_bytes - len(ids) * self._page_bytes[gone]
+            held = {each: at & set(ids) for each, at in self._windows.items() if gone == "kv"}
+            left -= sum(len(at) * self._page_bytes[each] for each, at in held.items())
             if left < self._floor * self._usable:
                 return False
             del self._sequences[number]
+            for each, at in held.items():
+                self._windows[each] -= at
             self._driven.free(gone, ids)
             self._live_bytes = left
             self.calls += 1
@@ -132,13 +184,17 @@ class Traffic:
     def _forward(self) -> None:
         """Writes the last page of some sequences, reads others."""
         running = self._rng.sample(sorted(self._sequences), min(4, len(self._sequences)))
-        reads: dict[str, list[int]] = {name: [] for name in POOLS}
-        writes: dict[str, list[int]] = {name: [] for name in POOLS}
+        reads: dict[str, list[int]] = {name: [] for name in self._page_bytes}
+        writes: dict[str, list[int]] = {name: [] for name in self._page_bytes}
         for turn, number in enumerate(running):
             name, ids = self._sequences[number]
             reads[name] += ids
             if turn < 2:
                 writes[name] += ids[-1:]
+            for each, at in self._windows.items() if name == "kv" else ():
+                bound = [virtual for virtual in ids if virtual in at]
+                reads[each] += bound
+                writes[each] += bound[-1:] if turn < 2 else []
         self._driven.begin(reads, writes)
         self.calls += 1
 
@@ -147,7 +203,7 @@ class Traffic:
         limits: dict[str, Any] = {"max_moves": rng.randint(0, 12)}
         if rng.random() < 0.1:
             limits = rng.choice([{"urgent": True}, {"max_bytes": 500}, {}])
-        self._driven.flush(rng.choice([None, *POOLS]), limits)
+        self._driven.flush(rng.choice([None, *self._page_bytes]), limits)
         self.calls += 1
 
     def _hold(self) -> None:

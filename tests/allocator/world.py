@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from kvdefrag import Arena, FlushResult
+from kvdefrag.allocator.invariants import byte_map
 
 from .formula import Layout, ceil
 from .forwards import Access, Page, PageBytes
@@ -78,6 +79,9 @@ class World:
             assert not self.vacated.touches((name, place)), f"{name}: page {place} is pending"
             assert not self.written.touches_others((name, place)), f"{name}: {place} is written"
             page = Page(self.new_stamp(), written=(name, place) not in stale)
+            if self.spec(name).zero_on_alloc:
+                assert page.stamp is not None, f"{name}: page {place} is zeroed under its writer"
+                assert not self.bytes_of[name].pages[place].any()
             self.live[name][virtual] = page
             if page.stamp is not None:
                 self.bytes_of[name].write([place], [page.stamp])
@@ -90,6 +94,10 @@ class World:
         self.arena[name].free(torch.tensor(ids, dtype=torch.int64) if given is None else given)
         self.counts["free"] += 1
         self.forget(name, ids, places)
+
+    def held(self, name: str) -> set[int]:
+        """Ids of a pool that have a page in one that borrows them."""
+        return {v for each in self.layout.borrowers_of(name) for v in self.live[each]}
 
     def forget(self, name: str, ids: list[int], places: list[int]) -> None:
         """`ids` are not live any more; with leases in the pool their `places` are not free yet."""
@@ -161,12 +169,14 @@ class World:
 
     def room(self, name: str, asked: Mapping[str, int] | None = None) -> int:
         """Pages that can be granted beside what the others are `asked` for."""
-        spec = self.spec(name)
+        asked, spec, live = asked or {}, self.spec(name), {n: len(p) for n, p in self.live.items()}
         others = (other for other in self.live if other != name)
-        counts = {other: self._least_span(other, (asked or {}).get(other, 0)) for other in others}
-        low, high = self.layout.edges(name, counts)
+        counts = {other: self._held(other) + asked.get(other, 0) for other in others}
+        spans = self.spans()
+        fixed = {other: spans[other] for other in spans if self.blocks or self.leases[other]}
+        low, high = self.layout.edges(name, counts, fixed)
         room = high // spec.page_bytes - ceil(low, spec.page_bytes) - self._held(name)
-        return max(0, min(self.layout.ids(spec) - len(self.live[name]), room))
+        return max(0, min(self.layout.ids_left(name, live, asked), room))
 
     def fits(self, asked: Mapping[str, int]) -> bool:
         """What `fits` answers, which is what the formula says."""
@@ -174,11 +184,11 @@ class World:
         assert answer == all(pages <= self.room(name, asked) for name, pages in asked.items())
         return answer
 
-    def _least_span(self, name: str, asked: int) -> int:
-        pages = self._held(name) + asked
-        if self.blocks or self.leases[name]:
-            return max(pages, self.arena.stats().pools[name].span_pages)
-        return pages
+    def spans(self) -> dict[str, tuple[int, int]]:
+        """The bytes of every band that has pages, as it lies now."""
+        bands = {pool._band for pool in self.arena.pools.values()}
+        spans = {part[0]: part[1:] for part in byte_map(list(bands), self.layout.total_bytes)}
+        return {n: spans[f"band of {n!r}"] for n in self.live if f"band of {n!r}" in spans}
 
     def _held(self, name: str) -> int:
         """Live pages, and those that wait for a lease."""
@@ -261,13 +271,11 @@ class World:
         self.arena.check(deep=True)
 
     def _check_kept(self) -> None:
-        edges = self.layout.frontiers(
-            {name: pool.span_pages for name, pool in self.arena.stats().pools.items()}
-        )
+        spans = self.spans()
         for ledger in (self.vacated, self.written):
             for kept in ledger:
-                up = self.spec(kept.place[0]).grows == "up"
-                inside = kept.end <= edges[0] if up else kept.start >= edges[1]
+                start, end = spans.get(kept.place[0], (0, 0))
+                inside = start <= kept.start and kept.end <= end
                 assert inside or kept.end <= self.layout.sink_bytes, f"absorbed: {kept}"
 
     def new_stamp(self) -> int:
@@ -285,4 +293,4 @@ class World:
 
     def spec(self, name: str) -> Any:
         """The specification of a pool."""
-        return next(spec for spec in self.layout.specs if spec.name == name)
+        return self.layout.spec(name)
