@@ -8,7 +8,7 @@ import torch
 from kvdefrag import Arena, OutOfPages, PoolSpec, UsageError
 from kvdefrag.allocator.testing import stamp_pages, wrong_pages
 
-from .rig import state_of
+from .rig import by_backend, state_of
 from .sharing import bound, sharing
 
 
@@ -145,3 +145,61 @@ def test_a_request_that_asks_more_of_a_borrower_than_of_its_lender():
     with pytest.raises(UsageError, match="'window' is asked for 6 pages of 8 bytes and can have 5"):
         Arena(800, specs, "cpu", largest_request={"full": 5, "window": 6})
     assert Arena.feasibility(800, specs, {"full": 6, "window": 6}).fits
+
+
+@pytest.mark.parametrize("blocked", [False, True])
+def test_what_fits_together_is_granted_together(backend, blocked):
+    """Chains of a lender, two borrowers and a fourth pool, in any order and direction."""
+    answers = []
+    for seed in range(by_backend(backend, 300, 12)):
+        draw = random.Random(seed)
+        arena = crowded(backend, draw)
+        handle = arena.block_moves("test") if blocked else None
+        shares = [(draw.randint(0, 9), name) for name in ("window", "linear", "state")]
+        asked = {name: share for share, name in shares}
+        asked["full"] = max(asked["window"], asked["linear"]) + draw.randint(0, 3)
+        fits = arena.fits(asked)
+        answers.append(fits)
+        before = state_of(arena)
+        try:
+            granted = arena.alloc_many(asked)
+        except OutOfPages:
+            assert not fits
+            assert state_of(arena) == before
+        else:
+            assert fits
+            assert {name: ids.numel() for name, ids in granted.items()} == asked
+        if handle is not None:
+            handle.release()
+        arena.check(deep=True)
+    assert 0.1 < sum(answers) / len(answers) < 0.9
+
+
+def crowded(backend: str, draw: random.Random) -> Arena:
+    """About as many pages as fit, with holes in all pools."""
+    ways = draw.sample(["up", "down", "float", "float"], 4)
+    names = ["full", "window", "linear", "state"]
+    specs = [
+        PoolSpec(
+            name,
+            draw.randint(1, 5),
+            grows=way,
+            ids_from="full" if name in ("window", "linear") else None,
+        )
+        for name, way in zip(names, ways, strict=True)
+    ]
+    arena = Arena(draw.randint(120, 240), specs, "cpu", backend)
+    full, window, linear, state = (arena[name] for name in names)
+    ids = full.alloc(draw.randint(0, min(12, full.available())))
+    state.alloc(draw.randint(0, min(8, state.available())))
+    for pool in (window, linear):
+        wanted = ids[draw.randint(0, ids.numel()) :]
+        pool.bind(wanted[: pool.available()])
+        pool.release(bound(arena, pool.name)[:: draw.randint(1, 4)])
+    free = [each for each in bound(arena, "full") if draw.random() < 0.3]
+    held = {pool.name: sum(each in bound(arena, pool.name) for each in free)
+            for pool in (window, linear)}  # fmt: skip
+    full.free(free, cascade=held)
+    state.free(bound(arena, "state")[:: draw.randint(1, 3)])
+    arena.check(deep=True)
+    return arena
