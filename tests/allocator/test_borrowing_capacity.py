@@ -155,7 +155,7 @@ def test_what_fits_together_is_granted_together(backend, blocked):
         draw = random.Random(seed)
         arena = crowded(backend, draw)
         handle = arena.block_moves("test") if blocked else None
-        shares = [(draw.randint(0, 9), name) for name in ("window", "linear", "state")]
+        shares = [(draw.randint(0, 14), name) for name in ("window", "linear", "state")]
         asked = {name: share for share, name in shares}
         asked["full"] = max(asked["window"], asked["linear"]) + draw.randint(0, 3)
         fits = arena.fits(asked)
