@@ -16,8 +16,8 @@ from kvdefrag import AllocatorError, Arena, PoolSpec
 from kvdefrag.allocator.testing import stamp_pages
 
 from .gpu_check_machine import finish
-from .gpu_check_report import Report, Wrong, require
-from .gpu_check_sizes import PoolShape, Sizes
+from .gpu_check_report import Wrong, require
+from .gpu_check_sizes import PoolShape
 
 DTYPES = (torch.int64, torch.int32)
 
@@ -65,11 +65,11 @@ class Lockstep:
         _require_equal(f"step {self.step}, {what}: byte", ours.buffer.cpu(), twin.buffer)
         self.both(f"{what}, statistics", _statistics)
 
-    def random_step(self) -> None:
+    def random_step(self, actions: Sequence[Action]) -> None:
         """One call, its outcome and the state after it."""
         self.step += 1
         name = self.draw.choice(self.names)
-        action = self.draw.choice(ACTIONS)
+        action = self.draw.choice(actions)
         action(self, name)
         self.require_same_state(action.__name__)
         if self.step % DEEP_CHECK_EVERY == 0:
@@ -166,21 +166,12 @@ def _translate_tokens(pair: Lockstep, name: str) -> None:
     pair.both("translate_tokens", call)
 
 
-ACTIONS = (
+Action = Callable[[Lockstep, str], None]
+
+ACTIONS: tuple[Action, ...] = (
     _alloc, _alloc, _alloc, _alloc_many, _free, _free, _free, _free_a_wrong_id, _flush, _flush,
     _translate, _translate_tokens,
 )  # fmt: skip
-
-
-def check_lockstep(device: torch.device, sizes: Sizes, report: Report) -> None:
-    """The random script on every geometry."""
-    for seed, geometry in enumerate(sizes.geometries):
-        with report.check(f"lockstep: {sizes.lockstep_steps} steps on {geometry}"):
-            pair = Lockstep(device, geometry, seed)
-            for _ in range(sizes.lockstep_steps):
-                pair.random_step()
-            moves = pair.arenas[0].stats().moves
-            require(moves > 0, "the script moved no page")
 
 
 def place(arena: Arena, ids: Sequence[int], dtype: torch.dtype, stride: int = 1) -> torch.Tensor:

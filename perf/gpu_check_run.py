@@ -19,7 +19,7 @@ from .gpu_check_copies import check_beyond_32_bits, check_copies
 from .gpu_check_faults import check_faults
 from .gpu_check_flush import measure_flush
 from .gpu_check_growth_twins import check_growth_twins
-from .gpu_check_lockstep import check_lockstep
+from .gpu_check_lockstep_tokens import check_lockstep
 from .gpu_check_machine import default_path, finish, free_bytes, machine_facts
 from .gpu_check_promises import check_no_sync, check_prewarm
 from .gpu_check_report import Report

@@ -18,7 +18,7 @@ from .gpu_check_borrow_twins import check_borrow_twins
 from .gpu_check_copies import check_copies
 from .gpu_check_faults import check_faults
 from .gpu_check_growth_twins import check_growth_twins
-from .gpu_check_lockstep import check_lockstep
+from .gpu_check_lockstep_tokens import check_lockstep
 from .gpu_check_report import Report, require, without_folders
 from .gpu_check_sizes import INTERPRETED, ON_A_GPU
 from .gpu_check_token_twins import check_token_twins

@@ -91,7 +91,7 @@ ON_A_GPU = Sizes(
 
 INTERPRETED = Sizes(
     geometries=((1 << 11, ("full", 80, 4), ("state", 7, 3)),),
-    lockstep_steps=25,
+    lockstep_steps=50,
     id_counts=(1, 129),
     token_counts=(129,),
     grown_counts=(3,),
