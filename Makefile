@@ -67,11 +67,11 @@ demo: install  ## replay an hour of generated chat traffic, every byte checked
 
 test: install  ## all tests: the Triton interpreter, then ahead-of-time compiles
 	TRITON_INTERPRET=1 $(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal --benchmark-disable
-	TRITON_INTERPRET=0 $(BIN)/pytest tests/compiled
+	TRITON_INTERPRET=0 $(BIN)/pytest tests/compiled --numprocesses $(WORKERS) --dist worksteal
 
 kernel-test: install  ## the kernel tests alone, as CI runs them on an older TRITON=
 	TRITON_INTERPRET=1 $(BIN)/pytest tests/kernels --numprocesses $(WORKERS) --dist worksteal
-	TRITON_INTERPRET=0 $(BIN)/pytest tests/compiled
+	TRITON_INTERPRET=0 $(BIN)/pytest tests/compiled --numprocesses $(WORKERS) --dist worksteal
 
 lint: install  ## ruff, rules and format
 	$(BIN)/ruff check .
