@@ -7,9 +7,12 @@ from .arena import Arena
 from .faults import AllocatorError, CorruptState, OutOfPages, UsageError
 from .feasibility import FeasibilityReport
 from .geometry import PoolSpec
+from .groups import FreeGroup
+from .hazards import Fence, Lease, MoveBlock
 from .layouts import EnvelopeLayout, attention_layout, mamba_layout, mla_layout
 from .limits import FlushResult
 from .pool import MultiEndedAllocator
+from .repair import RepairReport
 from .stats import ArenaStats, PoolStats
 
 __all__ = [
@@ -19,11 +22,16 @@ __all__ = [
     "CorruptState",
     "EnvelopeLayout",
     "FeasibilityReport",
+    "Fence",
     "FlushResult",
+    "FreeGroup",
+    "Lease",
+    "MoveBlock",
     "MultiEndedAllocator",
     "OutOfPages",
     "PoolSpec",
     "PoolStats",
+    "RepairReport",
     "UsageError",
     "attention_layout",
     "mamba_layout",
