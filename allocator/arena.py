@@ -108,8 +108,8 @@ class Arena:
     def fits(self, page_counts: Mapping[str, int]) -> bool:
         """Whether ``page_counts``, pages by pool name, would be granted together.
 
-        Pages of a pool that borrows its ids are for ids that are allocated, or asked for here, in
-        their own. Side-effect free.
+        By ``alloc_many``, that is; pages of a pool that borrows its ids may also be for ids that
+        are allocated already, and then ``bind`` grants them. Side-effect free.
         """
         self._shared.record.raise_if_stopped()
         asked = pool_counts("page_counts", page_counts, list(self._pools))
@@ -184,9 +184,10 @@ class Arena:
     def free_group(self, page_counts: Mapping[str, int] | None = None) -> FreeGroup:
         """A context manager that collects frees of all pools and applies them when it ends.
 
-        One launch for every pool named in it, each page freed once. The ids must stay as they are
-        until then. ``page_counts``: distinct pages by pool name, needed where calls of the group
-        share a page. If the block raises, nothing is freed.
+        One launch for every pool named in it, pools that borrow ids first, each page freed once.
+        The ids must stay as they are until then. ``page_counts``: distinct pages by pool name,
+        needed where calls of the group share a page; what calls state is checked by its sum. If the
+        block raises, nothing is freed.
         """
         counts = {} if page_counts is None else page_counts
         return FreeGroup(self._shared, pool_counts("page_counts", counts, list(self._pools)))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from kvdefrag.kernels.backend import Backend, choose_backend
-from kvdefrag.kernels.launch import Words
+from kvdefrag.kernels.launch import MAX_STRIDE, Words
 
 from .faults import POOL_BITS, UsageError
 from .geometry import PoolSpec, require_count
@@ -30,10 +30,10 @@ def device_ids(
 ) -> tuple[torch.Tensor, bool]:
     """``ids`` as an int32 or int64 tensor [ids] on ``device``, and whether it was uploaded.
 
-    A tensor must be there already, of any stride. A host sequence or array of integers is uploaded,
-    after a check that its ids are distinct and in 1..``id_limit``, if that is given. A tensor may
-    have up to ``most_dimensions``. With ``gaps`` 0, -1 and equal ids are good. Raises UsageError
-    naming ``name`` for anything else.
+    A tensor must be there already, of any stride below 2**31. A host sequence or array of integers
+    is uploaded, after a check that its ids are distinct and in 1..``id_limit``, if that is given.
+    With ``gaps`` 0, -1 and equal ids are good. A tensor may have up to ``most_dimensions``. Raises
+    UsageError naming ``name`` for anything else.
     """
     if isinstance(ids, torch.Tensor):
         if ids.dtype not in ID_DTYPES:
@@ -44,6 +44,8 @@ def device_ids(
             raise UsageError(f"{name}: expected a strided tensor, got {ids.layout}")
         if not 1 <= ids.dim() <= most_dimensions:
             raise UsageError(f"{name}: expected shape [ids], got {list(ids.shape)}")
+        if ids.stride(0) > MAX_STRIDE or ids.stride(-1) > MAX_STRIDE:
+            raise UsageError(f"{name}: expected strides up to {MAX_STRIDE}, got {ids.stride()}")
         return ids, False
     host = _host_ids(name, ids)
     if id_limit is not None:

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from kvdefrag.kernels.marks import MAX_MARKED
+
 from .band import Band, require_live
 from .debug import check_bound_ids, check_gaps, check_lent, check_not_held, host_pages
 from .faults import UsageError
@@ -56,6 +58,8 @@ class BorrowCalls:
         if shared.debug:
             check_lent(band, ids)
         if count > band.ids.count:
+            # An id that was refused before may have put the counts off: then that is the fault.
+            shared.compactor.check_record()
             raise UsageError(
                 f"virtual_ids: {count} ids, but {band.ids.count} of pool {band.spec.ids_from!r} "
                 f"are allocated without a page in {band.spec.name!r}"
@@ -100,6 +104,8 @@ class BorrowCalls:
     def _release(self, ids: torch.Tensor, page_size: int, page_count: int, name: str) -> None:
         band, shared = self._band, self._shared
         count = require_count("page_count", page_count)
+        if ids.numel() > MAX_MARKED:
+            raise UsageError(f"{name}: at most {MAX_MARKED} in one call, got {ids.numel()}")
         if count > ids.numel():
             raise UsageError(f"page_count: {ids.numel()} {name} cannot be of {count} pages")
         if shared.debug:
@@ -145,6 +151,7 @@ def cascaded(shared: Shared, band: Band, cascade: Any, page_count: int) -> list[
 def check_cascade(
     shared: Shared,
     band: Band,
+    name: str,
     ids: torch.Tensor,
     page_size: int,
     releases: Sequence[Release],
@@ -157,7 +164,8 @@ def check_cascade(
     ``FreeGroup.add``.
     """
     for borrower, count in releases:
-        check_gaps(borrower, f"cascade[{borrower.spec.name!r}]", ids, page_size, count)
+        count_name = f"cascade[{borrower.spec.name!r}]"
+        check_gaps(borrower, name, ids, page_size, count, count_name)
     if shared.groups:
         shared.groups[0].look(band, ids, page_size, whole)
         for borrower, _ in releases:
@@ -166,7 +174,7 @@ def check_cascade(
         released = {borrower.index for borrower, count in releases if count}
         for borrower in shared.borrowers_of(band):
             if borrower.index not in released:
-                check_not_held(borrower, host_pages(ids, page_size))
+                check_not_held(borrower, name, host_pages(ids, page_size))
 
 
 def release_first(

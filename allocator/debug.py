@@ -38,8 +38,9 @@ def check_bound_ids(band: Band, virtual_ids: torch.Tensor) -> None:
     unbound = band.table.virtual_to_physical.cpu().numpy()[host] < 0
     if unbound.any():
         index = int(np.argmax(unbound))
+        lacks = "is not allocated" if band.table.lender is None else "has no page here"
         raise UsageError(
-            f"virtual_ids[{index}]: id {host[index]} of pool {band.spec.name!r} is not allocated"
+            f"virtual_ids[{index}]: id {host[index]} of pool {band.spec.name!r} {lacks}"
         )
 
 
@@ -75,7 +76,12 @@ def check_lent(band: Band, virtual_ids: torch.Tensor) -> None:
 
 
 def check_gaps(
-    band: Band, name: str, token_ids: torch.Tensor, page_size: int, page_count: int
+    band: Band,
+    name: str,
+    token_ids: torch.Tensor,
+    page_size: int,
+    page_count: int,
+    count_name: str = "page_count",
 ) -> None:
     """Raise UsageError unless ``page_count`` pages of the tokens, no more, are in ``band``."""
     tokens = _read(token_ids)
@@ -87,17 +93,17 @@ def check_gaps(
     found = len(with_pages(band, np.unique(tokens // page_size).tolist()))
     if found != page_count:
         raise UsageError(
-            f"page_count: expected {found}, the pages of {name} in pool {band.spec.name!r}, "
+            f"{count_name}: expected {found}, the pages of {name} in pool {band.spec.name!r}, "
             f"got {page_count}"
         )
 
 
-def check_not_held(band: Band, virtual_pages: Sequence[int]) -> None:
+def check_not_held(band: Band, name: str, virtual_pages: Sequence[int]) -> None:
     """Raise UsageError if any of ``virtual_pages`` has a page in ``band``, which borrows them."""
     held = with_pages(band, virtual_pages)
     if held:
         raise UsageError(
-            f"virtual_ids: id {held[0]} of pool {band.spec.ids_from!r} still has a page in "
+            f"{name}: id {held[0]} of pool {band.spec.ids_from!r} still has a page in "
             f"{band.spec.name!r}, which borrows it"
         )
 

@@ -22,8 +22,8 @@ COLUMNS = ("pool", "page bytes", "pages alone", "lost to grid", "lost to tail", 
 class PoolFeasibility:
     """One pool of an empty buffer.
 
-    ``virtual_pages``: its ids, or those that it borrows. ``largest_allocation``: the pages that it
-    can reach alone, ids permitting; a borrower with as many pages of its lender. ``grid_bytes`` are
+    ``virtual_pages``: its ids, or those that it ``borrows``. ``largest_allocation``: the pages that
+    it can reach alone, ids permitting; a borrower with as many of its lender. ``grid_bytes`` are
     lost between the sinks and the first of them, ``tail_bytes`` between the last page of its grid
     and the buffer's end. ``asked_pages``: what the largest request asks of it; ``available_pages``:
     what it could have while the other pools hold what the request asks of them.
@@ -32,6 +32,7 @@ class PoolFeasibility:
     name: str
     page_bytes: int
     virtual_pages: int
+    borrows: bool
     largest_allocation: int
     grid_bytes: int
     tail_bytes: int
@@ -81,7 +82,10 @@ class FeasibilityReport:
                     f"alone {pool.largest_allocation}, with {pool.virtual_pages} ids"
                 )
             elif pool.largest_allocation == 0:
-                found.append(f"pool {pool.name!r} cannot hold a page of {pool.page_bytes} bytes")
+                found.append(
+                    f"pool {pool.name!r} cannot hold a page of {pool.page_bytes} bytes"
+                    + " beside one of its lender" * pool.borrows
+                )
         return found
 
     def require(self) -> FeasibilityReport:
@@ -117,9 +121,8 @@ def feasibility(
     """
     total_bytes = require_count("total_bytes", total_bytes, minimum=1)
     specs = checked_specs(pools)
-    names = [spec.name for spec in specs]
     wanted = {} if largest_request is None else largest_request
-    counts = pool_counts("largest_request", wanted, names)
+    counts = pool_counts("largest_request", wanted, [spec.name for spec in specs])
     sink_bytes = max(spec.page_bytes for spec in specs)
     chain = sorted(
         zip(specs, lay_grids(specs, total_bytes), strict=True), key=lambda pair: pair[1].rank
@@ -138,12 +141,15 @@ def feasibility(
         request_bytes=request_bytes,
         grid_bytes=end - sink_bytes - request_bytes,
         tail_bytes=total_bytes % tops[-1].page_bytes if tops else 0,
-        needed_bytes=max(end, *(grid.end_above(sink_bytes, 1) for grid in grids)),
+        needed_bytes=max(
+            end, *(_end_of_pages(chain, place, 1, sink_bytes) for place in range(len(chain)))
+        ),
         pools=tuple(
             PoolFeasibility(
                 name=spec.name,
                 page_bytes=spec.page_bytes,
                 virtual_pages=ids[place],
+                borrows=spec.ids_from is not None,
                 largest_allocation=_largest(chain, place, ids[place], sink_bytes, total_bytes),
                 grid_bytes=grid.end_above(sink_bytes, 0) - sink_bytes,
                 tail_bytes=total_bytes % spec.page_bytes,
@@ -167,18 +173,25 @@ def _largest(
     most = min(id_limit, grid.pages_between(sink_bytes, total_bytes))
     if spec.ids_from is None:
         return most
-    grids = [each for _, each in chain]
-    shares = [each.name in (spec.name, spec.ids_from) for each, _ in chain]
+    return bisect_right(
+        range(1, most + 1),
+        total_bytes,
+        key=lambda page_count: _end_of_pages(chain, place, page_count, sink_bytes),
+    )
 
-    def end(page_count: int) -> int:
-        return _end_above(sink_bytes, grids, [page_count * share for share in shares])
 
-    return bisect_right(range(1, most + 1), total_bytes, key=end)
+def _end_of_pages(
+    chain: Sequence[tuple[PoolSpec, BandGeometry]], place: int, page_count: int, sink_bytes: int
+) -> int:
+    """Where pages of one pool, and as many of its lender, end when packed upwards."""
+    spec = chain[place][0]
+    counts = [page_count * (each.name in (spec.name, spec.ids_from)) for each, _ in chain]
+    return _end_above(sink_bytes, [grid for _, grid in chain], counts)
 
 
 def _ids_for(spec: PoolSpec, id_limit: int, asked: Mapping[str, int]) -> int:
-    """Ids that a pool could bind: a borrower that is asked for pages has those of its lender."""
-    if spec.ids_from is None or not asked.get(spec.name):
+    """Ids that a pool could bind: a borrower has those that the request asks of its lender."""
+    if spec.ids_from is None or not any(asked.values()):
         return id_limit
     return min(id_limit, asked.get(spec.ids_from, 0))
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from kvdefrag.kernels.backend import Operand
+from kvdefrag.kernels.marks import MAX_MARKED
 from kvdefrag.kernels.token_group import Segment
 
 from .band import Band
@@ -56,6 +57,7 @@ class _Call(NamedTuple):
     token_ids: torch.Tensor
     page_size: int
     page_count: int
+    whole: bool
 
 
 class FreeGroup:
@@ -103,7 +105,9 @@ class FreeGroup:
             pages = self.look(band, token_ids, page_size, whole)
             self._seen.setdefault(band.index, {}).update(dict.fromkeys(pages, whole))
         if token_ids.numel():
-            self._calls.setdefault(band.index, []).append(_Call(token_ids, page_size, page_count))
+            self._calls.setdefault(band.index, []).append(
+                _Call(token_ids, page_size, page_count, whole)
+            )
 
     def look(self, band: Band, token_ids: torch.Tensor, page_size: int, whole: bool) -> list[int]:
         """The pages that ``add`` would note; raises what that raises. Reads the device."""
@@ -142,6 +146,8 @@ class FreeGroup:
                 raise UsageError(f"page_counts[{name!r}]: {count}, but nothing of it was freed")
         for band in bands:
             name, count, calls = band.spec.name, counts[band.index], self._calls[band.index]
+            if sum(call.token_ids.numel() for call in calls) > MAX_MARKED:
+                raise UsageError(f"free_group: at most {MAX_MARKED} ids of pool {name!r}")
             most = min(band.live, sum(call.page_count for call in calls))
             least = max(call.page_count for call in calls)
             if self._shared.debug:
@@ -155,15 +161,18 @@ class FreeGroup:
                 for borrower in self._shared.borrowers_of(band):
                     released = self._seen.get(borrower.index, {})
                     kept = [page for page in self._seen[band.index] if page not in released]
-                    check_not_held(borrower, kept)
+                    check_not_held(borrower, "virtual_ids", kept)
 
     def _unbind(self, band: Band, calls: list[_Call], page_count: int) -> None:
         shared = self._shared
-        if len(calls) == 1:
+        # A call that names each page once allows no gaps: the kernel for groups tells them apart.
+        if len(calls) == 1 and not (calls[0].whole and band.table.lender is not None):
             unbind_tokens(shared, band, calls[0].token_ids, calls[0].page_size, page_count)
             return
         table, ids, backend = band.table, band.ids, shared.backend
-        segments = [Segment(backend.operand(call.token_ids), call.page_size) for call in calls]
+        segments = [
+            Segment(backend.operand(call.token_ids), call.page_size, call.whole) for call in calls
+        ]
 
         def launch(pages: Operand, pages_end: int, call_tag: int) -> None:
             backend.unbind_group(

@@ -138,7 +138,7 @@ class MultiEndedAllocator(TokenCalls, BorrowCalls):
         releases = cascaded(shared, band, cascade, count) if cascade is not None else ()
         if shared.debug:
             check_bound_ids(band, ids)
-            check_cascade(shared, band, ids, 1, releases, whole=True)
+            check_cascade(shared, band, "virtual_ids", ids, 1, releases, whole=True)
         require_live(band, "virtual_ids", count)
         shared.counters.free_calls += 1
         release_first(shared, ids, 1, releases)

@@ -198,7 +198,7 @@ class TokenCalls:
         page_size = band.spec.page_size
         releases = cascaded(shared, band, cascade, page_count) if cascade is not None else ()
         if shared.debug:
-            check_cascade(shared, band, ids, page_size, releases, whole)
+            check_cascade(shared, band, "token_ids", ids, page_size, releases, whole)
         require_live(band, "token_ids", page_count)
         shared.counters.free_calls += 1
         release_first(shared, ids, page_size, releases)

@@ -28,16 +28,19 @@ class TokenPages(NamedTuple):
 
     ``ids``: the page, or the token itself where that is none of the pool's (not ``in_range``).
     ``is_gap``: -1, and tokens of page 0. ``outside``: the code for a page id out of range where a
-    page has one token, else that for a token.
+    page has one token, else that for a token. ``is_strict``: where a gap is refused.
     """
 
     ids: Words
     in_range: Mask
     is_gap: Mask
     outside: Words
+    is_strict: Mask
 
 
-def pages_of_host(token_ids: npt.NDArray[np.integer], page_size: int, num_ids: int) -> TokenPages:
+def pages_of_host(
+    token_ids: npt.NDArray[np.integer], page_size: int, is_strict: bool, num_ids: int
+) -> TokenPages:
     """The pages of tokens in a pool of ``page_size`` tokens a page."""
     token = token_ids.astype(np.int64)
     in_range = (token >= page_size) & (token < num_ids * page_size)
@@ -47,6 +50,7 @@ def pages_of_host(token_ids: npt.NDArray[np.integer], page_size: int, num_ids: i
         in_range,
         (token >= -1) & (token < page_size),
         np.full(token.size, code),
+        np.full(token.size, is_strict),
     )
 
 
@@ -63,13 +67,16 @@ def unbind_set_host(
 ) -> None:
     """Unbind the distinct pages that are ``named`` into the slots ``pages`` and ``freed``.
 
-    Where the ids are ``borrowed``, gaps and ids without a page here are passed over.
+    Where the ids are ``borrowed``, gaps and ids without a page here are passed over, or refused
+    where they are strict.
     """
     ids, asked, outside = named.ids, named.in_range, ~named.in_range
     code: int | Words = TOKEN_OUT_OF_RANGE.value
     if borrowed:
-        asked = asked & (v2p[np.where(asked, ids, 0)] != -1)
-        outside, code = outside & ~named.is_gap, named.outside
+        has_page = v2p[np.where(asked, ids, 0)] != -1
+        missing = _first_of_each_host(ids, asked) & ~has_page & named.is_strict
+        asked, code = asked & has_page, np.where(missing, ID_NOT_BOUND.value, named.outside)
+        outside = outside & ~(named.is_gap & ~named.is_strict) | missing
     rows = np.flatnonzero(asked)
     distinct, first = np.unique(ids[rows], return_index=True)
     first.sort()
@@ -87,6 +94,14 @@ def unbind_set_host(
         pages[:count], freed[:count] = (each[index] for each in found)
     if distinct.size != pages.size:
         record_count_host(record, distinct.size, call_tag)
+
+
+def _first_of_each_host(ids: Words, asked: Mask) -> Mask:
+    """Where the first of equal ``ids`` is, of those ``asked`` for."""
+    rows = np.flatnonzero(asked)
+    first = np.zeros(ids.size, np.bool_)
+    first[rows[np.unique(ids[rows], return_index=True)[1]]] = True
+    return first
 
 
 def unbind_listed_host(

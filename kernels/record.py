@@ -50,7 +50,8 @@ LENGTHS_OUT_OF_ORDER = tl.constexpr(14)
 
 FAULT_TEXT = {
     ID_OUT_OF_RANGE.value: "virtual id out of range",
-    ID_NOT_BOUND.value: "virtual id not allocated: freed before, twice in one call, or never",
+    ID_NOT_BOUND.value: "virtual id not allocated, or without a page here: given back before, "
+    "twice in one call, or never handed out",
     PAGE_OUT_OF_RANGE.value: "physical page id out of range",
     PAGE_UNBOUND.value: "physical page has no owner",
     PAGE_TAKEN.value: "physical page already has an owner",

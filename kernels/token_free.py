@@ -52,11 +52,14 @@ def _mark(marks, token, live, index, serial, num_ids, page_size, WIDE: tl.conste
 @jit()
 def _settle(
     v2p, p2v, holders, marks, holes, free_ids, record, token, live, index, found,
-    page_size, page_count, holder_count, holes_end, free_ids_end,
+    page_size, strict, page_count, holder_count, holes_end, free_ids_end,
     num_pages, num_ids, serial, call_tag,
     WIDE: tl.constexpr, BORROWED: tl.constexpr,
 ):  # fmt: skip
-    """Unbind the page of every token that is its page's first; returns the pages found so far."""
+    """Unbind the page of every token that is its page's first; returns the pages found so far.
+
+    Where the ids are ``BORROWED``, gaps are passed over, unless ``strict`` is 1.
+    """
     virtual, in_range = _page_of(token, live, num_ids, page_size, WIDE)
     outside = live & ~in_range
     code = page_size * 0 + TOKEN_OUT_OF_RANGE
@@ -64,9 +67,11 @@ def _settle(
     mark = tl.load(marks + virtual, mask=in_range, other=0, cache_modifier=".cg")
     first = in_range & (mark == _mark_of(index, serial))
     if BORROWED:
-        home = tl.load(v2p + virtual, mask=in_range, other=-1)
-        first = first & (home != -1)
-        outside = outside & ((token < -1) | (token >= page_size))
+        has_page = tl.load(v2p + virtual, mask=in_range, other=-1) != -1
+        # One that has none is refused like one out of range.
+        outside = outside & ((token < -1) | (token >= page_size) | (index * 0 + strict == 1))
+        outside = outside | (first & ~has_page & (index * 0 + strict == 1))
+        first = first & has_page
         code = tl.where(page_size == 1, ID_OUT_OF_RANGE, TOKEN_OUT_OF_RANGE)
     place = found + tl.cumsum(first.to(tl.int32), 0) - 1
     fits = first & (place < page_count)
@@ -139,7 +144,7 @@ def _unbind_tokens_kernel(
         token = tl.load(token_ids + at, mask=live, other=0).to(tl.int64)
         found = _settle(
             v2p, p2v, holders, marks, holes, free_ids, record, token, live, index, found,
-            page_size, page_count, holder_count, holes_end, free_ids_end,
+            page_size, 0, page_count, holder_count, holes_end, free_ids_end,
             num_pages, num_ids, serial, call_tag, WIDE, BORROWED,
         )  # fmt: skip
         start += BLOCK
@@ -220,5 +225,5 @@ def unbind_tokens_host(
     """``unbind_tokens`` on host memory, which needs no marks."""
     if token_ids.size and not is_stopped_host(record):
         slots = freed_slots_host(page_count, holes, holes_end, free_ids, free_ids_end)
-        named = pages_of_host(token_ids, page_size, v2p.size)
+        named = pages_of_host(token_ids, page_size, False, v2p.size)
         unbind_set_host(v2p, p2v, named, *slots, record, call_tag, holders, free_ids is None)

@@ -25,15 +25,19 @@ from .token_free import (
 )
 from .translate import MAX_INT32
 
-SEGMENT_WORDS = 5
-"""Of a segment on the device: address, count, stride, page size, and 1 for int32 ids."""
+SEGMENT_WORDS = 6
+"""Of a segment on the device: address, count, stride, page size, 1 for int32 ids, 1 if strict."""
 
 
 class Segment(NamedTuple):
-    """Token ids of one call of a group, int32 or int64 [tokens], of ``page_size`` tokens a page."""
+    """Token ids of one call of a group, int32 or int64 [tokens], of ``page_size`` tokens a page.
+
+    ``is_strict``: a gap among borrowed ids is refused.
+    """
 
     token_ids: Any
     page_size: int
+    is_strict: bool = False
 
 
 @jit()
@@ -83,13 +87,14 @@ def _unbind_group_kernel(
         segment = segments + number * SEGMENT
         token_count = tl.load(segment + 1).to(tl.int32)
         page_size = tl.load(segment + 3).to(tl.int32)
+        strict = tl.load(segment + 5).to(tl.int32)
         start = token_count * 0
         while start < token_count:
             live = start + lane < token_count
             token = _segment_tokens(segment, start + lane, live)
             found = _settle(
                 v2p, p2v, holders, marks, holes, free_ids, record, token, live,
-                before + start + lane, found, page_size, page_count, holder_count,
+                before + start + lane, found, page_size, strict, page_count, holder_count,
                 holes_end, free_ids_end, num_pages, num_ids, serial, call_tag, WIDE, BORROWED,
             )  # fmt: skip
             start += BLOCK
@@ -126,10 +131,11 @@ def unbind_group(
     require_free(v2p, p2v, page_count, holes, holes_end, free_ids, free_ids_end, record)
     require_marks(marks, v2p, token_count, serial)
     rows = []
-    for ids, page_size in segments:
+    for ids, page_size, is_strict in segments:
         require_ids("token_ids", ids, v2p)
         narrow = int(ids.dtype == torch.int32)
-        rows.append([ids.data_ptr(), ids.numel(), ids.stride(0), page_size, narrow])
+        row = [ids.data_ptr(), ids.numel(), ids.stride(0), page_size, narrow, int(is_strict)]
+        rows.append(row)
     pinned = torch.tensor(rows, dtype=torch.int64, device="cpu", pin_memory=v2p.is_cuda)
     described = pinned.view(-1).to(v2p.device, non_blocking=True)
     rows_held, holder_count = holder_rows(v2p, holders)
@@ -165,7 +171,7 @@ def unbind_group_host(
     """``unbind_group`` on host memory, which needs no marks."""
     if is_stopped_host(record) or not any(each.token_ids.size for each in segments):
         return
-    parts = [pages_of_host(each.token_ids, each.page_size, v2p.size) for each in segments]
+    parts = [pages_of_host(*each, v2p.size) for each in segments]
     named = TokenPages(*map(np.concatenate, zip(*parts, strict=True)))
     slots = freed_slots_host(page_count, holes, holes_end, free_ids, free_ids_end)
     unbind_set_host(v2p, p2v, named, *slots, record, call_tag, holders, free_ids is None)

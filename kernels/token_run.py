@@ -100,7 +100,7 @@ def unbind_run_host(
     heads = token_ids[::page_size]
     if heads.size == 0 or is_stopped_host(record):
         return
-    ids, in_range, *_ = pages_of_host(heads, page_size, v2p.size)
+    ids, in_range, *_ = pages_of_host(heads, page_size, False, v2p.size)
     in_place = in_range & (ids * page_size == heads)
     pages = holes[holes_end : holes_end + heads.size]
     freed = free_ids[free_ids_end : free_ids_end + heads.size]

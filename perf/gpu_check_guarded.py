@@ -14,7 +14,6 @@ import torch
 from kvdefrag.kernels.launch import Words
 from kvdefrag.kernels.record import CORRUPT, RECORD_WORDS
 from kvdefrag.kernels.take import Take
-from kvdefrag.kernels.token_group import Segment
 
 from .gpu_check_report import Report, require
 
@@ -133,7 +132,7 @@ def _run(
             part = argument.view(wholes[-1][1])
             return part.numpy() if numpy else part
         if isinstance(argument, list):
-            return [Segment(placed(each.token_ids), each.page_size) for each in argument]
+            return [each._replace(token_ids=placed(each.token_ids)) for each in argument]
         return argument
 
     with _guarded_results() as results:

@@ -136,6 +136,9 @@ def test_largest_bind_of_an_empty_arena(way, other):
         assert Arena.feasibility(total_bytes, specs, request).fits
         request = {"full": most + 1, "window": most + 1}
         assert not Arena.feasibility(total_bytes, specs, request).fits
+        needed = Arena.feasibility(1, specs).needed_bytes
+        assert Arena.feasibility(needed, specs).fits
+        assert not Arena.feasibility(needed - 1, specs).fits
 
 
 def test_a_request_that_asks_more_of_a_borrower_than_of_its_lender():
@@ -145,6 +148,11 @@ def test_a_request_that_asks_more_of_a_borrower_than_of_its_lender():
     with pytest.raises(UsageError, match="'window' is asked for 6 pages of 8 bytes and can have 5"):
         Arena(800, specs, "cpu", largest_request={"full": 5, "window": 6})
     assert Arena.feasibility(800, specs, {"full": 6, "window": 6}).fits
+    idle = Arena.feasibility(800, specs, {"full": 4}).pools[1]
+    assert (idle.asked_pages, idle.available_pages) == (0, 4)
+    assert Arena.feasibility(800, specs).pools[1].available_pages == 99
+    with pytest.raises(UsageError, match=r"needs 24: pool 'window' cannot .* beside one of its"):
+        Arena(16, specs, "cpu")
 
 
 @pytest.mark.parametrize("blocked", [False, True])

@@ -38,8 +38,8 @@ def test_an_id_that_others_hold_is_not_freed(backend, free):
 def grouped(arena, *calls):
     """Calls of pools, by name, with their ids, in one group."""
     with arena.free_group():
-        for name, call, ids in calls:
-            getattr(arena[name], call)(ids)
+        for name, call, *arguments in calls:
+            getattr(arena[name], call)(*arguments)
 
 
 def test_debug_finds_what_a_group_forgets(backend):
@@ -65,7 +65,7 @@ REFUSED = [
     (lambda a: a["window"].bind(torch.tensor([4, 4])), "4", "twice"),
     (lambda a: a["window"].bind(torch.tensor([4, 0])), "0", "out of range|expected 1"),
     (lambda a: a["window"].bind(torch.tensor([4, 10**9])), "1000000000", "range|expected 1"),
-    (lambda a: a["window"].release(torch.tensor([2, 4])), "id.* 4", "not allocated"),
+    (lambda a: a["window"].release(torch.tensor([2, 4])), "id.* 4", "without a page|has no page"),
     (lambda a: a["window"].release(torch.tensor([2, 2])), "2", "twice"),
     (lambda a: a["window"].release(torch.tensor([2, 4]), 2), "1", "page_count"),
     (lambda a: a["window"].release(torch.tensor([2, 4]), 0), "1", "page_count"),
@@ -73,7 +73,7 @@ REFUSED = [
     (lambda a: a["window"].release(torch.tensor([2, 200]), 1), "200", "range|expected -1"),
     (lambda a: a["window"].release_tokens(torch.tensor([9, 800]), 1), "800", "range|expected -1"),
     (lambda a: a["full"].free(torch.tensor([4, 2])), "id.* 2", "still has a page"),
-    (lambda a: a["full"].free([1, 2], cascade={"window": 2}), "", "page_count"),
+    (lambda a: a["full"].free([1, 2], cascade={"window": 2}), "", "page_count|cascade"),
 ]
 
 
@@ -173,3 +173,69 @@ def test_ids_come_from_a_pool_that_has_its_own(specs, message):
 def test_bad_spec(field, value, message):
     with pytest.raises(UsageError, match=message):
         PoolSpec("b", 8, **{"ids_from": "a", field: value})
+
+
+@pytest.mark.parametrize("counts", [None, {"window": 1}])
+@pytest.mark.parametrize("missing", [9, 0, -1])
+def test_a_dense_release_in_a_group_has_no_gaps(backend, counts, missing):
+    arena = sharing(backend)
+    arena["window"].bind(arena["full"].alloc(10)[:4])
+    with arena.free_group(counts):
+        arena["window"].release(torch.tensor([1]), 1)
+        arena["window"].release(torch.tensor([missing]))
+    with pytest.raises(UsageError, match=rf"virtual_ids: pool 'window'.* virtual id {missing} "):
+        arena.check()
+    assert bound(arena, "window") == [2, 3, 4]
+    arena.check(deep=True)
+    with arena.free_group():
+        arena["window"].release(torch.tensor([2, missing]))
+    with pytest.raises(UsageError, match=rf"virtual id {missing} "):
+        arena.check()
+    assert bound(arena, "window") == [3, 4]
+    arena.check(deep=True)
+
+
+def test_what_a_kernel_cannot_count_is_refused_before_anything_is_freed(backend):
+    arena = sharing(backend)
+    full, window = arena["full"], arena["window"]
+    ids = full.alloc(6)
+    window.bind(ids)
+    far = ids[:1].as_strided((1,), (2**31,))
+    many = torch.zeros(1, dtype=torch.int64).expand(2**31)
+    before = state_of(arena)
+    for call in (window.release, full.free, window.bind, window.translate, window.lease):
+        with pytest.raises(UsageError, match=r"virtual_ids: expected strides up to"):
+            call(far)
+    with pytest.raises(UsageError, match=r"virtual_ids: at most \d+ in one call"):
+        window.release(many, 0)
+    with pytest.raises(UsageError, match=r"token_ids: at most \d+ in one call"):
+        window.release_tokens(many, 0)
+    half = many[: 2**30 + 2**29]
+    with pytest.raises(UsageError, match=r"free_group: at most \d+ ids of pool 'window'"):
+        grouped(arena, *[("window", "release", half, 0)] * 2)
+    assert state_of(arena) == before
+
+
+def test_a_good_bind_is_not_blamed_for_a_bad_one_before(backend):
+    arena = sharing(backend)
+    ids = arena["full"].alloc(4)
+    arena["window"].bind(ids[:2])
+    arena["window"].bind(ids[:2])
+    with pytest.raises(UsageError, match=r"has a page here already.* virtual id 1 "):
+        arena["window"].bind(ids[2:])
+    arena["window"].bind(ids[2:])
+    assert bound(arena, "window") == [1, 2, 3, 4]
+    arena.check(deep=True)
+
+
+def test_debug_names_the_argument(backend):
+    arena = sharing(backend, debug=True)
+    arena["window"].bind(arena["full"].alloc(5)[:4])
+    for call, message in (
+        (lambda: arena["window"].release(torch.tensor([5])), "id 5 of pool 'window' has no page"),
+        (lambda: arena["full"].free([1]), "virtual_ids: id 1 of pool 'full' still has"),
+        (lambda: arena["full"].free_tokens([4], 1), "token_ids: id 1 of pool 'full' still has"),
+        (lambda: arena["full"].free([1, 5], cascade={"window": 2}), r"cascade\['window'\]: expect"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=message):
+            call()

@@ -173,12 +173,17 @@ def test_any_free_in_the_interpreter(asked: tuple[State, int, int]) -> None:
     check_any_free(asked, interpret=True)
 
 
-@given(any_free(), st.integers(0, 14), st.booleans())
+@given(any_free(), st.integers(0, 14), st.booleans(), st.tuples(st.booleans(), st.booleans()))
 @settings(max_examples=40)
-def test_any_group(asked: tuple[State, int, int], cut: int, borrowed: bool) -> None:
+def test_any_group(
+    asked: tuple[State, int, int], cut: int, borrowed: bool, strict: tuple[bool, bool]
+) -> None:
     state, page_size, page_count = asked
     tokens = row(state, "tokens")
-    pairs = [(token, page_size) for token in tokens[:cut]] + [(token, 1) for token in tokens[cut:]]
+    sizes = (page_size, 1)
+    pairs = [
+        (token, sizes[index >= cut], strict[index >= cut]) for index, token in enumerate(tokens)
+    ]
     wanted = {name: row(state, name) for name in state}
     free_ids = None if borrowed else wanted["free_ids"]
     holders = [] if borrowed else Rows("holders", 11).of_list(wanted)
@@ -194,7 +199,7 @@ def test_any_group(asked: tuple[State, int, int], cut: int, borrowed: bool) -> N
         if way is unbind_group_host:
             copy = {name: tensor.numpy() for name, tensor in copy.items()}
             parts, rows = [part.numpy() for part in parts], rows.numpy()
-        segments = [Segment(part, size) for part, size in zip(parts, (page_size, 1), strict=True)]
+        segments = list(map(Segment, parts, sizes, strict))
         way(
             copy["v2p"], copy["p2v"], copy["marks"], segments, page_count, copy["holes"], 3,
             None if borrowed else copy["free_ids"], 2, copy["record"], 1, CALL_TAG,

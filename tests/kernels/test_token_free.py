@@ -163,7 +163,9 @@ def test_run_that_starts_inside_a_page() -> None:
 def check_group(state: State, segments: list[Segment], page_count: int) -> State:
     """``segments`` of regions: kernel, twin and model on copies of ``state``."""
     pairs = [
-        (token, each.page_size) for each in segments for token in each.token_ids.inner.tolist()
+        (token, each.page_size, False)
+        for each in segments
+        for token in each.token_ids.inner.tolist()
     ]
     rows = {key: row(state, key) for key in state}
     lists = (rows["holes"], 3, rows["free_ids"], 2, rows["record"])

@@ -46,12 +46,16 @@ def unbind_one(
 
 
 def unbind_pairs(
-    v2p: Row, p2v: Row, pairs: list[tuple[int, int]], page_count: int,
+    v2p: Row, p2v: Row, tokens: list[tuple[int, int, bool]], page_count: int,
     holes: Row, holes_end: int, free_ids: Row | None, free_ids_end: int,
     record: Row, call_tag: int, holders: Sequence[Row],
 ) -> None:  # fmt: skip
-    """``pairs``: token and the page size that it counts in. No ``free_ids``: gaps are allowed."""
+    """``tokens``: each, the page size that it counts in, and whether it must have a page.
+
+    Without ``free_ids`` those that need not are passed over if they have none.
+    """
     seen: list[int] = []
+    missed: list[int] = []
     before = list(v2p)
 
     def put(place: int, page: int, virtual: int) -> None:
@@ -61,11 +65,14 @@ def unbind_pairs(
 
     for place in range(page_count):
         put(place, -1, -1)
-    for index, (token, page_size) in enumerate(pairs):
+    for index, (token, page_size, strict) in enumerate(tokens):
         virtual = token // page_size
-        if free_ids is None and (
-            -1 <= token < page_size or (is_row(v2p, virtual) and before[virtual] == -1)
-        ):
+        if free_ids is None and is_row(v2p, virtual) and before[virtual] == -1:
+            if strict and virtual not in missed:
+                fault(record, USAGE, ID_NOT_BOUND, call_tag, index, -1, -1, virtual)
+            missed.append(virtual)
+            continue
+        if free_ids is None and -1 <= token < page_size and not strict:
             continue
         if not is_row(v2p, virtual):
             is_page = free_ids is None and page_size == 1
@@ -86,7 +93,7 @@ def unbind_tokens(
     record: Row, serial: int, call_tag: int, holders: Sequence[Row] = (),
 ) -> None:  # fmt: skip
     if token_ids and not record[CORRUPT]:
-        pairs = [(token, page_size) for token in token_ids]
+        pairs = [(token, page_size, False) for token in token_ids]
         lists = (holes, holes_end, free_ids, free_ids_end)
         unbind_pairs(v2p, p2v, pairs, page_count, *lists, record, call_tag, holders)
 
