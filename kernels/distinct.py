@@ -74,9 +74,8 @@ def unbind_set_host(
     code: int | Words = TOKEN_OUT_OF_RANGE.value
     if borrowed:
         has_page = v2p[np.where(asked, ids, 0)] != -1
-        missing = _first_of_each_host(ids, asked) & ~has_page & named.is_strict
-        asked, code = asked & has_page, np.where(missing, ID_NOT_BOUND.value, named.outside)
-        outside = outside & ~(named.is_gap & ~named.is_strict) | missing
+        asked, code = asked & (has_page | named.is_strict), named.outside
+        outside = outside & ~(named.is_gap & ~named.is_strict)
     rows = np.flatnonzero(asked)
     distinct, first = np.unique(ids[rows], return_index=True)
     first.sort()
@@ -94,14 +93,6 @@ def unbind_set_host(
         pages[:count], freed[:count] = (each[index] for each in found)
     if distinct.size != pages.size:
         record_count_host(record, distinct.size, call_tag)
-
-
-def _first_of_each_host(ids: Words, asked: Mask) -> Mask:
-    """Where the first of equal ``ids`` is, of those ``asked`` for."""
-    rows = np.flatnonzero(asked)
-    first = np.zeros(ids.size, np.bool_)
-    first[rows[np.unique(ids[rows], return_index=True)[1]]] = True
-    return first
 
 
 def unbind_listed_host(

@@ -67,11 +67,10 @@ def _settle(
     mark = tl.load(marks + virtual, mask=in_range, other=0, cache_modifier=".cg")
     first = in_range & (mark == _mark_of(index, serial))
     if BORROWED:
-        has_page = tl.load(v2p + virtual, mask=in_range, other=-1) != -1
-        # One that has none is refused like one out of range.
-        outside = outside & ((token < -1) | (token >= page_size) | (index * 0 + strict == 1))
-        outside = outside | (first & ~has_page & (index * 0 + strict == 1))
-        first = first & has_page
+        home = tl.load(v2p + virtual, mask=in_range, other=-1)
+        outside = outside & ((token < strict - 1) | (token >= page_size * (1 - strict)))
+        # No row holds -2: where that is strict, an id without a page is asked for, and refused.
+        first = first & (home != -1 - strict)
         code = tl.where(page_size == 1, ID_OUT_OF_RANGE, TOKEN_OUT_OF_RANGE)
     place = found + tl.cumsum(first.to(tl.int32), 0) - 1
     fits = first & (place < page_count)

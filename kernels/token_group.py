@@ -29,6 +29,10 @@ SEGMENT_WORDS = 6
 """Of a segment on the device: address, count, stride, page size, 1 for int32 ids, 1 if strict."""
 
 
+BORROWED_LANES = SET_LANES // 2
+"""Tokens of one step where the ids are borrowed: for more the registers do not suffice."""
+
+
 class Segment(NamedTuple):
     """Token ids of one call of a group, int32 or int64 [tokens], of ``page_size`` tokens a page.
 
@@ -149,7 +153,8 @@ def unbind_group(
         p2v.numel(), v2p.numel(), serial, call_tag,
         variant=(is_wide, is_borrowed),
         warps=SET_WARPS,
-        WIDE=is_wide, BORROWED=is_borrowed, SEGMENT=SEGMENT_WORDS, BLOCK=SET_LANES,
+        WIDE=is_wide, BORROWED=is_borrowed, SEGMENT=SEGMENT_WORDS,
+        BLOCK=BORROWED_LANES if is_borrowed else SET_LANES,
     )  # fmt: skip
 
 

@@ -55,7 +55,6 @@ def unbind_pairs(
     Without ``free_ids`` those that need not are passed over if they have none.
     """
     seen: list[int] = []
-    missed: list[int] = []
     before = list(v2p)
 
     def put(place: int, page: int, virtual: int) -> None:
@@ -67,12 +66,8 @@ def unbind_pairs(
         put(place, -1, -1)
     for index, (token, page_size, strict) in enumerate(tokens):
         virtual = token // page_size
-        if free_ids is None and is_row(v2p, virtual) and before[virtual] == -1:
-            if strict and virtual not in missed:
-                fault(record, USAGE, ID_NOT_BOUND, call_tag, index, -1, -1, virtual)
-            missed.append(virtual)
-            continue
-        if free_ids is None and -1 <= token < page_size and not strict:
+        lacks_page = is_row(v2p, virtual) and before[virtual] == -1
+        if free_ids is None and not strict and (-1 <= token < page_size or lacks_page):
             continue
         if not is_row(v2p, virtual):
             is_page = free_ids is None and page_size == 1
