@@ -42,9 +42,10 @@ def device_ids(
             raise UsageError(f"{name}: expected device {device}, got {ids.device}")
         if ids.layout is not torch.strided:
             raise UsageError(f"{name}: expected a strided tensor, got {ids.layout}")
-        if not 1 <= ids.dim() <= most_dimensions:
+        dimensions = ids.dim()
+        if not 1 <= dimensions <= most_dimensions:
             raise UsageError(f"{name}: expected shape [ids], got {list(ids.shape)}")
-        if ids.stride(0) > MAX_STRIDE or ids.stride(-1) > MAX_STRIDE:
+        if ids.stride(-1) > MAX_STRIDE or (dimensions > 1 and ids.stride(0) > MAX_STRIDE):
             raise UsageError(f"{name}: expected strides up to {MAX_STRIDE}, got {ids.stride()}")
         return ids, False
     host = _host_ids(name, ids)

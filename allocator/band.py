@@ -21,21 +21,19 @@ LEASED_SET_PAGES = 1024
 """Room for pages that are freed one by one under the same leases."""
 
 
-def require_live(band: Band, name: str, page_count: int) -> None:
-    """Raise UsageError if ``band`` has fewer than ``page_count`` live pages."""
-    if page_count > band.live:
-        raise UsageError(
-            f"{name}: {page_count} pages, but pool {band.spec.name!r} has {band.live} live pages"
-        )
+def more_than_live(band: Band, name: str, page_count: int) -> UsageError:
+    """What to raise where ``band`` has fewer than ``page_count`` live pages."""
+    return UsageError(
+        f"{name}: {page_count} pages, but pool {band.spec.name!r} has {band.live} live pages"
+    )
 
 
-def require_own_ids(band: Band, operation: str) -> None:
-    """Raise UsageError if ``band`` borrows its ids."""
-    if band.table.lender is not None:
-        raise UsageError(
-            f"{operation}: pool {band.spec.name!r} borrows its ids from {band.spec.ids_from!r}: "
-            f"bind and release give and take pages here"
-        )
+def no_own_ids(band: Band, operation: str) -> UsageError:
+    """What to raise where ``band`` borrows its ids."""
+    return UsageError(
+        f"{operation}: pool {band.spec.name!r} borrows its ids from {band.spec.ids_from!r}: "
+        f"bind and release give and take pages here"
+    )
 
 
 class Band:

@@ -9,7 +9,7 @@ import torch
 
 from kvdefrag.kernels.marks import MAX_MARKED
 
-from .band import Band, require_live
+from .band import Band, more_than_live
 from .debug import check_bound_ids, check_gaps, check_lent, check_not_held, host_pages
 from .faults import UsageError
 from .geometry import require_count
@@ -87,7 +87,8 @@ class BorrowCalls:
         count = ids.numel()
         if shared.debug:
             check_bound_ids(band, ids)
-        require_live(band, "virtual_ids", count)
+        if count > band.live:
+            raise more_than_live(band, "virtual_ids", count)
         shared.counters.free_calls += 1
         if shared.groups:
             shared.groups[0].add(band, ids, 1, count, whole=True)
@@ -110,7 +111,8 @@ class BorrowCalls:
             raise UsageError(f"page_count: {ids.numel()} {name} cannot be of {count} pages")
         if shared.debug:
             check_gaps(band, name, ids, page_size, count)
-        require_live(band, name, count)
+        if count > band.live:
+            raise more_than_live(band, name, count)
         shared.counters.free_calls += 1
         # With a count of 0 as well: the device finds out whether it is true.
         if ids.numel():
@@ -143,7 +145,8 @@ def cascaded(shared: Shared, band: Band, cascade: Any, page_count: int) -> list[
         pages = require_count(where, count)
         if pages > page_count:
             raise UsageError(f"{where}: {pages} pages of {page_count} ids")
-        require_live(borrowers[name], where, pages)
+        if pages > borrowers[name].live:
+            raise more_than_live(borrowers[name], where, pages)
         found.append(Release(borrowers[name], pages))
     return found
 

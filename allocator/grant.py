@@ -9,7 +9,7 @@ import torch
 
 from kvdefrag.kernels.take import Take
 
-from .band import Band, require_own_ids
+from .band import Band, no_own_ids
 from .geometry import Growth
 from .limits import Need
 from .shared import Shared
@@ -23,8 +23,8 @@ def ensure_room(shared: Shared, band: Band, page_count: int, operation: str) -> 
     An ``operation`` other than "bind" takes ids of the pool's own: UsageError if it has none.
     """
     shared.record.raise_if_stopped()
-    if operation != "bind":
-        require_own_ids(band, operation)
+    if band.table.lender is not None and operation != "bind":
+        raise no_own_ids(band, operation)
     shared.counters.alloc_calls += 1
     beyond = page_count - band.holes.count
     if page_count > band.ids.count or (

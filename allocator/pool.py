@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .arguments import device_ids
-from .band import Band, require_live, require_own_ids
+from .band import Band, more_than_live, no_own_ids
 from .borrowing import BorrowCalls, cascaded, check_cascade, release_first
 from .compactor import NOTHING
 from .debug import check_bound_ids
@@ -132,16 +132,19 @@ class MultiEndedAllocator(TokenCalls, BorrowCalls):
         """
         band, shared = self._band, self._shared
         shared.record.raise_if_stopped()
-        require_own_ids(band, "free")
+        if band.table.lender is not None:
+            raise no_own_ids(band, "free")
         ids = self._ids(virtual_ids, check=True)
         count = ids.numel()
         releases = cascaded(shared, band, cascade, count) if cascade is not None else ()
         if shared.debug:
             check_bound_ids(band, ids)
             check_cascade(shared, band, "virtual_ids", ids, 1, releases, whole=True)
-        require_live(band, "virtual_ids", count)
+        if count > band.live:
+            raise more_than_live(band, "virtual_ids", count)
         shared.counters.free_calls += 1
-        release_first(shared, ids, 1, releases)
+        if releases:
+            release_first(shared, ids, 1, releases)
         if shared.groups:
             shared.groups[0].add(band, ids, 1, count, whole=True)
         elif count:

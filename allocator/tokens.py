@@ -12,7 +12,7 @@ from kvdefrag.kernels.take import Take
 from kvdefrag.kernels.translate import MAX_INT32
 
 from .arguments import ID_DTYPES
-from .band import Band, require_live, require_own_ids
+from .band import Band, more_than_live, no_own_ids
 from .borrowing import cascaded, check_cascade, release_first
 from .debug import check_decode, check_extend, check_token_run, check_token_set
 from .faults import UsageError
@@ -155,7 +155,8 @@ class TokenCalls:
         """
         band, shared = self._band, self._shared
         shared.record.raise_if_stopped()
-        require_own_ids(band, "free_tokens")
+        if band.table.lender is not None:
+            raise no_own_ids(band, "free_tokens")
         count = require_count("page_count", page_count)
         ids = self._ids(token_ids, "token_ids")
         token_count = ids.numel()
@@ -180,7 +181,8 @@ class TokenCalls:
         """
         band, shared = self._band, self._shared
         shared.record.raise_if_stopped()
-        require_own_ids(band, "free_token_run")
+        if band.table.lender is not None:
+            raise no_own_ids(band, "free_token_run")
         ids = self._ids(token_ids, "token_ids")
         page_size = band.spec.page_size
         count = -(-ids.numel() // page_size)
@@ -199,9 +201,11 @@ class TokenCalls:
         releases = cascaded(shared, band, cascade, page_count) if cascade is not None else ()
         if shared.debug:
             check_cascade(shared, band, "token_ids", ids, page_size, releases, whole)
-        require_live(band, "token_ids", page_count)
+        if page_count > band.live:
+            raise more_than_live(band, "token_ids", page_count)
         shared.counters.free_calls += 1
-        release_first(shared, ids, page_size, releases)
+        if releases:
+            release_first(shared, ids, page_size, releases)
 
     def translate_tokens(
         self, token_ids: Any, out: torch.Tensor | None = None, out_width: int | None = None
