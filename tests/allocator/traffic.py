@@ -137,6 +137,8 @@ class Traffic:
         end = self._rng.randint(1, len(ids))
         wanted = ids[max(0, end - 3) : end]
         old = [virtual for virtual in ids if virtual in self._windows[name] - set(wanted)]
+        if self._live_bytes - len(old) * self._page_bytes[name] < self._floor * self._usable:
+            return
         gaps = [virtual for virtual in ids if virtual not in wanted]
         self._driven.retire(name, old, [*gaps, -1, 0, *old])
         self._windows[name] -= set(old)
