@@ -15,10 +15,11 @@ from .faults import UsageError
 from .geometry import require_count
 from .grant import bind_ids, ensure_room, hand_out
 from .groups import unbind_tokens
+from .pool_calls import PoolCalls
 from .shared import Shared
 
 
-class BorrowCalls:
+class BorrowCalls(PoolCalls):
     """What ``MultiEndedAllocator`` offers where ``PoolSpec(ids_from=)`` names another pool.
 
     Ids are allocated and freed there. Here they get pages and lose them, some or all of them, as a
@@ -27,19 +28,6 @@ class BorrowCalls:
     """
 
     __slots__ = ()
-
-    _band: Band
-    _shared: Shared
-
-    def _ids(
-        self,
-        ids: Any,
-        name: str = "virtual_ids",
-        check: bool = False,
-        most_dimensions: int = 1,
-        gaps: bool = False,
-    ) -> torch.Tensor:
-        raise NotImplementedError
 
     def bind(self, virtual_ids: Any) -> None:
         """Give ``virtual_ids`` pages of this pool: int32 or int64 [ids] on the device, any stride.

@@ -95,7 +95,9 @@ def bind_many(shared: Shared, asked: dict[str, int]) -> dict[str, torch.Tensor]:
             continue
         if band.table.lender is None:
             found[band.spec.name] = bind_pages(shared, band, count, low_first=True)
-        elif count:
+        elif count == 0:
+            found[band.spec.name] = torch.empty(0, dtype=torch.int64, device=shared.device)
+        else:
             take, growth = _choose(shared, band, count, low_first=True)
             band.took(take, growth)
             waiting.append((band, take))
@@ -108,8 +110,7 @@ def bind_many(shared: Shared, asked: dict[str, int]) -> dict[str, torch.Tensor]:
         found[band.spec.name] = ids.clone()
     if waiting and shared.debug:
         shared.compactor.check_record()
-    nothing = torch.empty(0, dtype=torch.int64, device=shared.device)
-    return {name: found.get(name, nothing) for name in asked}
+    return {name: found[name] for name in asked}
 
 
 def _choose(shared: Shared, band: Band, page_count: int, low_first: bool) -> tuple[Take, Growth]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from .arguments import device_ids
 from .band import Band, more_than_live, no_own_ids
 from .borrowing import BorrowCalls, cascaded, check_cascade, release_first
 from .compactor import NOTHING
@@ -219,23 +218,6 @@ class MultiEndedAllocator(TokenCalls, BorrowCalls):
         """The physical pages of token ids, fixed on the device in one launch."""
         places = self._shared.backend.operand(self.translate_tokens(ids))
         return PageSet(places, ids.numel(), self.page_size)
-
-    def _ids(
-        self,
-        ids: Any,
-        name: str = "virtual_ids",
-        check: bool = False,
-        most_dimensions: int = 1,
-        gaps: bool = False,
-    ) -> torch.Tensor:
-        """``ids`` on the device; a host list is checked against the id range if ``check``."""
-        id_limit = self._band.ids.capacity if check else None
-        tensor, uploaded = device_ids(
-            name, ids, self._shared.device, id_limit, most_dimensions, gaps
-        )
-        if uploaded:
-            self._shared.backend.host_to_device_copies += 1
-        return tensor
 
 
 def ids_by_pool(

@@ -12,17 +12,17 @@ from kvdefrag.kernels.take import Take
 from kvdefrag.kernels.translate import MAX_INT32
 
 from .arguments import ID_DTYPES
-from .band import Band, more_than_live, no_own_ids
+from .band import more_than_live, no_own_ids
 from .borrowing import cascaded, check_cascade, release_first
 from .debug import check_decode, check_extend, check_token_run, check_token_set
 from .faults import UsageError
 from .geometry import require_count
 from .grant import ensure_room, hand_out
 from .groups import unbind_run, unbind_tokens
-from .shared import Shared
+from .pool_calls import PoolCalls
 
 
-class TokenCalls:
+class TokenCalls(PoolCalls):
     """What ``MultiEndedAllocator`` offers to an engine that counts in tokens.
 
     Token ``t`` is token ``t % page_size`` of virtual page ``t // page_size``. Each call knows on
@@ -32,14 +32,6 @@ class TokenCalls:
     """
 
     __slots__ = ()
-
-    _band: Band
-    _shared: Shared
-
-    def _ids(
-        self, ids: Any, name: str = "", check: bool = False, most_dimensions: int = 1
-    ) -> torch.Tensor:
-        raise NotImplementedError
 
     def alloc_tokens(self, token_count: int) -> torch.Tensor:
         """Hand out the pages of ``token_count`` tokens: int64 token ids [token_count].

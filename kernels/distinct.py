@@ -24,18 +24,17 @@ from .refuse import held_host
 
 
 class TokenPages(NamedTuple):
-    """The virtual page of every token, [tokens] each.
+    """The virtual page of every token.
 
-    ``ids``: the page, or the token itself where that is none of the pool's (not ``in_range``).
-    ``is_gap``: -1, and tokens of page 0. ``outside``: the code for a page id out of range where a
-    page has one token, else that for a token. ``is_strict``: where a gap is refused.
+    ``ids`` [tokens]: the page, or the token itself where that is none of the pool's (not
+    ``in_range`` [tokens]). ``page_size`` and ``is_strict``, whether a gap is refused: of all
+    tokens, or [tokens].
     """
 
     ids: Words
     in_range: Mask
-    is_gap: Mask
-    outside: Words
-    is_strict: Mask
+    page_size: int | Words
+    is_strict: bool | Mask
 
 
 def pages_of_host(
@@ -44,14 +43,8 @@ def pages_of_host(
     """The pages of tokens in a pool of ``page_size`` tokens a page."""
     token = token_ids.astype(np.int64)
     in_range = (token >= page_size) & (token < num_ids * page_size)
-    code = ID_OUT_OF_RANGE.value if page_size == 1 else TOKEN_OUT_OF_RANGE.value
-    return TokenPages(
-        np.where(in_range, token // page_size, token),
-        in_range,
-        (token >= -1) & (token < page_size),
-        np.full(token.size, code),
-        np.full(token.size, is_strict),
-    )
+    ids = np.where(in_range, token // page_size, token)
+    return TokenPages(ids, in_range, page_size, is_strict)
 
 
 def unbind_set_host(
@@ -74,8 +67,10 @@ def unbind_set_host(
     code: int | Words = TOKEN_OUT_OF_RANGE.value
     if borrowed:
         has_page = v2p[np.where(asked, ids, 0)] != -1
-        asked, code = asked & (has_page | named.is_strict), named.outside
-        outside = outside & ~(named.is_gap & ~named.is_strict)
+        asked = asked & (has_page | named.is_strict)
+        is_gap = (ids >= -1) & (ids < named.page_size) & np.logical_not(named.is_strict)
+        outside = outside & ~is_gap
+        code = np.where(np.equal(named.page_size, 1), ID_OUT_OF_RANGE.value, code)
     rows = np.flatnonzero(asked)
     distinct, first = np.unique(ids[rows], return_index=True)
     first.sort()

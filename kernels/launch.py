@@ -99,11 +99,13 @@ def _is_hooked() -> bool:
     return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
 
 
-def require_words(name: str, tensor: torch.Tensor, length: int, beside: torch.Tensor) -> None:
+def require_words(
+    name: str, tensor: torch.Tensor, length: int, beside: torch.Tensor, dimensions: int = 1
+) -> None:
     """Raise ValueError unless ``tensor`` is contiguous int64 [>= length] on ``beside``'s device."""
-    if tensor.dtype != torch.int64 or tensor.dim() != 1 or not tensor.is_contiguous():
+    if tensor.dtype != torch.int64 or tensor.dim() != dimensions or not tensor.is_contiguous():
         raise ValueError(
-            f"{name}: expected a contiguous 1-D int64 tensor, "
+            f"{name}: expected a contiguous {dimensions}-D int64 tensor, "
             f"got {tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}"
         )
     if tensor.device != beside.device:
@@ -113,17 +115,8 @@ def require_words(name: str, tensor: torch.Tensor, length: int, beside: torch.Te
 
 
 def require_rows(name: str, tensor: torch.Tensor, beside: torch.Tensor) -> None:
-    """Raise ValueError unless ``tensor`` is contiguous int64 [rows, as many words as ``beside``].
-
-    It is on the device of ``beside``.
-    """
-    if tensor.dtype != torch.int64 or tensor.dim() != 2 or not tensor.is_contiguous():
-        raise ValueError(
-            f"{name}: expected a contiguous 2-D int64 tensor, "
-            f"got {tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}"
-        )
-    if tensor.device != beside.device:
-        raise ValueError(f"{name}: expected device {beside.device}, got {tensor.device}")
+    """``require_words`` of two dimensions, and as many words a row as ``beside`` has."""
+    require_words(name, tensor, 0, beside, dimensions=2)
     if tensor.shape[1] != beside.numel():
         raise ValueError(f"{name}: expected {beside.numel()} words a row, got {tensor.shape[1]}")
 

@@ -177,6 +177,12 @@ def unbind_group_host(
     if is_stopped_host(record) or not any(each.token_ids.size for each in segments):
         return
     parts = [pages_of_host(*each, v2p.size) for each in segments]
-    named = TokenPages(*map(np.concatenate, zip(*parts, strict=True)))
+    sizes = [part.ids.size for part in parts]
+    named = TokenPages(
+        np.concatenate([part.ids for part in parts]),
+        np.concatenate([part.in_range for part in parts]),
+        np.repeat([part.page_size for part in parts], sizes),
+        np.repeat([part.is_strict for part in parts], sizes),
+    )
     slots = freed_slots_host(page_count, holes, holes_end, free_ids, free_ids_end)
     unbind_set_host(v2p, p2v, named, *slots, record, call_tag, holders, free_ids is None)

@@ -1,12 +1,10 @@
 import os
 import stat
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
 
-from kvdefrag.kernels import translate
 from kvdefrag.perf import gpu_check_graph, gpu_check_promises, gpu_check_sanitizer
 from kvdefrag.perf.gpu_check_bandwidth import WorkingSet
 from kvdefrag.perf.gpu_check_baselines import batched_look_up, copying_page_by_page
@@ -16,6 +14,8 @@ from kvdefrag.perf.gpu_check_guarded import Case, Guarded, run_both
 from kvdefrag.perf.gpu_check_lockstep import Lockstep
 from kvdefrag.perf.gpu_check_report import Report, Wrong
 from kvdefrag.perf.gpu_check_sizes import INTERPRETED
+
+from .stand_in_graphs import stand_in_graphs
 
 CPU = torch.device("cpu")
 
@@ -124,25 +124,7 @@ class TestPromises:
 
     @pytest.mark.parametrize("replays", [True, False])
     def test_graph(self, replays, monkeypatch):
-        launches = []
-
-        @contextmanager
-        def capture(graph):
-            launch = translate.launch
-            monkeypatch.setattr(
-                translate, "launch", lambda *a, **k: launches.append(lambda: launch(*a, **k))
-            )
-            yield
-            monkeypatch.setattr(translate, "launch", launch)
-
-        class Graph:
-            def replay(self):
-                for launch in launches if replays else ():
-                    launch()
-
-        monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-        monkeypatch.setattr(torch.cuda, "graph", capture)
-        monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: {})
+        stand_in_graphs(monkeypatch, replays)
         report = Report({}, 100)
         gpu_check_graph.check_graph(CPU, report)
         assert [check["passed"] for check in report.checks] == [replays] * 2

@@ -7,7 +7,6 @@ import torch
 
 from kvdefrag.allocator.band import Band
 from kvdefrag.allocator.hazards import Hazards
-from kvdefrag.kernels import translate
 from kvdefrag.perf import gpu_check_busy as busy
 from kvdefrag.perf import gpu_check_faults as faults
 from kvdefrag.perf import gpu_check_graph as graph
@@ -17,6 +16,8 @@ from kvdefrag.perf.gpu_check_clock import Clock
 from kvdefrag.perf.gpu_check_promises import BORROWING, PREWARMED, arena_of
 from kvdefrag.perf.gpu_check_report import Report, Wrong
 from kvdefrag.perf.gpu_check_traffic import Traffic
+
+from .stand_in_graphs import stand_in_graphs
 
 CPU = torch.device("cpu")
 
@@ -183,29 +184,8 @@ class TestBusy:
 class TestGraph:
     @pytest.fixture
     def launches(self, monkeypatch):
-        launches = []
-
-        @contextmanager
-        def capture(graph):
-            launch = translate.launch
-            monkeypatch.setattr(
-                translate, "launch", lambda *a, **k: launches.append(lambda: launch(*a, **k))
-            )
-            yield
-            monkeypatch.setattr(translate, "launch", launch)
-
-        class Graph:
-            def __init__(self):
-                self.first = len(launches)
-
-            def replay(self):
-                launches[self.first]()
-
-        monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-        monkeypatch.setattr(torch.cuda, "graph", capture)
-        monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: {})
         monkeypatch.setattr(graph, "LAUNCHES", 1)
-        return launches
+        return stand_in_graphs(monkeypatch)
 
     def test_room_that_is_not_used(self, launches, monkeypatch):
         monkeypatch.setattr(graph, "CAPACITY_TOKENS", 1024)
